@@ -1,0 +1,1 @@
+"""Bytes in object storage: the narrow store interface, keys, manifests, retries. Knows nothing of tasks or Dagster."""

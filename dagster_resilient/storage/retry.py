@@ -1,0 +1,93 @@
+"""Retries around a store: finite, exponential, full jitter; and the answer to a lost reply of a conditional create."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import tenacity
+
+from dagster_resilient.errors import ObjectExistsError, ObjectNotFoundError, StoreUnavailableError
+from dagster_resilient.storage.object_store import Buffer, ObjectInfo, ObjectStore
+
+T = TypeVar("T")
+
+DEFAULT_PATIENCE = 60.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+
+
+class RetryingStore(ObjectStore):
+    """A store that tries again while the one inside is unavailable, for at most `patience` seconds.
+
+    Only `StoreUnavailableError` is retried: "permission denied" and "not found" do not change by asking again. The wait
+    before try n is uniform in [0, min(5 s, 0.1 s x 2^n)] (full jitter: AWS Architecture Blog, 2015).
+    """
+
+    def __init__(self, inner: ObjectStore, patience: float = DEFAULT_PATIENCE) -> None:
+        self._inner = inner
+        self._patience = patience
+        self.url = inner.url
+        self.is_shared = inner.is_shared
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def with_patience(self, seconds: float) -> RetryingStore:
+        """Return the same store with another bound on the time that one call may spend in retries, in seconds."""
+        return RetryingStore(self._inner, seconds)
+
+    def _retry(self, call: Callable[[], T]) -> T:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(StoreUnavailableError),
+            wait=tenacity.wait_random_exponential(multiplier=_FIRST_WAIT, max=_LONGEST_WAIT),
+            stop=tenacity.stop_before_delay(self._patience),
+            reraise=True,
+        )
+        return retrying(call)
+
+    def get(self, key: str) -> bytes:
+        return self._retry(lambda: self._inner.get(key))
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._retry(lambda: self._inner.get_ranges(key, ranges))
+
+    def put(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
+        whole = _repeatable(buffers)
+        self._retry(lambda: self._inner.put(key, whole))
+
+    def create(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
+        """Create once. A refusal by an object that equals ours means that our own reply was lost: that is success."""
+        body = b"".join(_repeatable(buffers))
+        self._retry(lambda: self._create_once(key, body))
+
+    def _create_once(self, key: str, body: bytes) -> None:
+        try:
+            self._inner.create(key, body)
+        except ObjectExistsError as refused:
+            try:
+                stored = self._inner.get(key)
+            except ObjectNotFoundError:
+                # S3 answers 409 while another conditional write of this key is under way: nobody has won yet.
+                message = f"A concurrent create of {self.url}/{key} has not been decided."
+                raise StoreUnavailableError(message, store=self.url, key=key) from refused
+            if stored != body:
+                raise
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._retry(lambda: self._inner.head(key))
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Collect before yielding: a listing that breaks in the middle starts again and shows nothing twice."""
+        return iter(self._retry(lambda: list(self._inner.list(prefix, start_after))))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._retry(lambda key=key: self._inner.delete([key]))  # type: ignore[misc]
+
+    def sidecar_config(self) -> Mapping[str, Any]:
+        return self._inner.sidecar_config()
+
+
+def _repeatable(buffers: Buffer | Iterable[Buffer]) -> list[Buffer]:
+    """A second try needs the first buffer again, so an iterator is held. The buffers themselves are not copied."""
+    return [buffers] if isinstance(buffers, (bytes, bytearray, memoryview)) else list(buffers)
