@@ -26,7 +26,7 @@ class Record(pydantic.BaseModel):
 
     def to_bytes(self) -> bytes:
         """Return the JSON form."""
-        return self.model_dump_json(exclude_none=True).encode()
+        return self.model_dump_json().encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str) -> Any:

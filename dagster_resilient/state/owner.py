@@ -1,0 +1,103 @@
+"""Who this process is, and whether another process that holds a lease still lives."""
+
+from __future__ import annotations
+
+import enum
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+from dagster_resilient.errors import ObjectNotFoundError
+from dagster_resilient.state.records import Claim, Owner
+from dagster_resilient.storage.object_store import ObjectStore
+
+
+class Verdict(enum.Enum):
+    """What is known of an owner."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+@cache
+def boot_id() -> str:
+    """Return the kernel's boot id, or an empty text where there is none: a pid means something only under it."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else ""
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot, or None where it does not exist or is a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name may hold spaces and parentheses: fields count from behind the last one.
+    fields = stat.rsplit(")", 1)[1].split()
+    return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def this_process(claim: Claim, *, heartbeat: str | None, interval: float, ttl: float) -> Owner:
+    """Return the owner record of this process for a try."""
+    return Owner(
+        process=uuid.uuid4().hex,
+        run_id=claim.run_id,
+        root=claim.root,
+        attempt=claim.attempt,
+        host=socket.gethostname(),
+        boot=boot_id(),
+        pid=os.getpid(),
+        started=start_ticks(os.getpid()) or 0,
+        heartbeat=heartbeat,
+        interval=interval,
+        ttl=ttl,
+    )
+
+
+def local_verdict(owner: Owner) -> Verdict:
+    """Judge an owner by this machine's process table, which answers at once where it is the same boot."""
+    if not owner.boot or owner.boot != boot_id() or owner.host != socket.gethostname():
+        return Verdict.UNKNOWN
+    return Verdict.ALIVE if start_ticks(owner.pid) == owner.started else Verdict.DEAD
+
+
+class OwnerWatch:
+    """Watches one owner's heartbeat by the store's clock.
+
+    Lost means: no beat for longer than its TTL, and none over two intervals in which our own looks succeeded. The
+    second half is for the end of a store outage, when every beat is old and every owner is alive.
+    """
+
+    def __init__(self, store: ObjectStore, owner: Owner, now: Callable[[], datetime], clock: Callable[[], float] = time.monotonic) -> None:
+        self.owner = owner
+        self._store, self._now, self._clock = store, now, clock
+        self._first_beat: datetime | None = None
+        self._first_look: float | None = None
+
+    def look(self) -> Verdict:
+        """Look once. UNKNOWN: neither lost nor seen to move yet. Without a heartbeat only this process can be the owner."""
+        if self.owner.heartbeat is None:
+            return Verdict.ALIVE
+        beat = self._beat(self.owner.heartbeat)
+        if self._first_look is None:
+            self._first_beat, self._first_look = beat, self._clock()
+            return Verdict.UNKNOWN
+        if beat is not None and beat != self._first_beat:
+            return Verdict.ALIVE
+        watched = self._clock() - self._first_look
+        if beat is None:
+            return Verdict.DEAD if watched > self.owner.ttl else Verdict.UNKNOWN
+        stale = self._now() - beat > timedelta(seconds=self.owner.ttl)
+        return Verdict.DEAD if stale and watched > 2 * self.owner.interval else Verdict.UNKNOWN
+
+    def _beat(self, key: str) -> datetime | None:
+        try:
+            return self._store.head(key).last_modified
+        except ObjectNotFoundError:
+            return None
