@@ -18,7 +18,9 @@ _CLAIM_TRIES = 1000
 
 def fence_run(records: RecordStore, run_id: str, *, reason: str, failure_class: str, by: str) -> bool:
     """Forbid a run to commit anything more. False where it was fenced before; the first reason stands."""
-    return records.create(keys.fence_key(run_id), Fence(run_id=run_id, reason=reason, failure_class=failure_class, by=by))
+    return records.create(
+        keys.fence_key(run_id), Fence(run_id=run_id, reason=reason, failure_class=failure_class, by=by)
+    )
 
 
 def read_fence(records: RecordStore, run_id: str) -> Fence | None:
@@ -26,7 +28,9 @@ def read_fence(records: RecordStore, run_id: str) -> Fence | None:
     return records.get(keys.fence_key(run_id), Fence)
 
 
-def claim_attempt(records: RecordStore, *, root: str, run_id: str, series: str, previous_attempt_count: int = 0) -> Claim:
+def claim_attempt(
+    records: RecordStore, *, root: str, run_id: str, series: str, previous_attempt_count: int = 0
+) -> Claim:
     """Claim the next number among the tries of a lineage.
 
     Made when the process starts, before any work: an orphan that computes for longer still has the lower number.
@@ -40,11 +44,18 @@ def claim_attempt(records: RecordStore, *, root: str, run_id: str, series: str, 
     for _ in range(_CLAIM_TRIES):
         attempt += 1
         claim = Claim(
-            root=root, attempt=attempt, run_id=run_id, series=series, previous_attempt_count=previous_attempt_count, op=op
+            root=root,
+            attempt=attempt,
+            run_id=run_id,
+            series=series,
+            previous_attempt_count=previous_attempt_count,
+            op=op,
         )
         if records.create(f"{prefix}{keys.numbered(attempt)}.json", claim):
             return claim
-    raise StoreUnavailableError(f"No free number under {records.url}/{prefix} in {_CLAIM_TRIES} tries.", store=records.url)
+    raise StoreUnavailableError(
+        f"No free number under {records.url}/{prefix} in {_CLAIM_TRIES} tries.", store=records.url
+    )
 
 
 def _highest(records: RecordStore, prefix: str) -> int:

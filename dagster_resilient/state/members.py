@@ -32,7 +32,9 @@ class MemberSet:
             return record
         standing = self._records.get(key, Member)
         if standing is None:
-            raise IntegrityError(f"{self._records.url}/{key} was refused as present, but is absent: records are never deleted.")
+            raise IntegrityError(
+                f"{self._records.url}/{key} was refused as present, but is absent: records are never deleted."
+            )
         return standing
 
     def finished(self) -> dict[str, Member]:

@@ -74,7 +74,9 @@ class OwnerWatch:
     second half is for the end of a store outage, when every beat is old and every owner is alive.
     """
 
-    def __init__(self, store: ObjectStore, owner: Owner, now: Callable[[], datetime], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: ObjectStore, owner: Owner, now: Callable[[], datetime], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.owner = owner
         self._store, self._now, self._clock = store, now, clock
         self._first_beat: datetime | None = None

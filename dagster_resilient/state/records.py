@@ -148,3 +148,23 @@ class Member(Record):
     attempt: int
     manifest: StoredObject | None = None
     payload: dict[str, str | int | float | bool | None] = {}
+
+
+class Verdict(Record):
+    """A final decision of the recovery about one failed run, with its reason. Created once.
+
+    Attributes:
+        run_id: The run.
+        action: ``relaunched``, ``adopted`` (nothing was missing), ``gave up`` or ``left`` (a user cancelled).
+        failure_class: What the failure was taken for.
+        reason: In words for people, with what is redone and what is reused.
+        attempt: Number of the attempt.
+        child: The re-execution.
+    """
+
+    run_id: str
+    action: Literal["relaunched", "adopted", "gave up", "left"]
+    failure_class: str
+    reason: str
+    attempt: int = 0
+    child: str | None = None

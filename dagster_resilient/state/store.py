@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from dagster_resilient.errors import ObjectExistsError, ObjectNotFoundError
@@ -25,7 +26,7 @@ class RecordStore(Protocol):
     def list(self, prefix: str) -> list[ObjectInfo]:
         """Return what is under a prefix that ends in ``/``, in order of key."""
 
-    def delete(self, keys: list[str]) -> None:
+    def delete(self, keys: Sequence[str]) -> None:
         """Delete exactly these keys."""
 
 
@@ -61,6 +62,6 @@ class ObjectRecords:
         """Return what is under a prefix, in order of key."""
         return list(self._store.list(prefix))
 
-    def delete(self, keys: list[str]) -> None:
+    def delete(self, keys: Sequence[str]) -> None:
         """Delete exactly these keys."""
         self._store.delete(keys)

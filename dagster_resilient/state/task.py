@@ -201,7 +201,9 @@ class DurableTask:
             others = tuple(s for s in (head.committed_by if head else ()) if s != self.claim.series)
             committed_by = (*others, self.claim.series)[-_SERIES_KEPT:]
             entry = self._next(head, "value", {"value": value, "committed_by": committed_by})
-            if self.log.append(entry) and (self.log.stands(entry) or self._head_holds(lambda head: head.value == value)):
+            if self.log.append(entry) and (
+                self.log.stands(entry) or self._head_holds(lambda head: head.value == value)
+            ):
                 self._trim_sometimes(entry)
                 return entry
         raise self._too_many_conflicts()
@@ -214,7 +216,9 @@ class DurableTask:
         self._refuse_superseded(head)
         fence = read_fence(self.records, self.claim.run_id)
         if fence is not None:
-            raise FencedError(f"{self}: run {self.claim.run_id} is fenced: {fence.reason} Its writes are refused; stop here.")
+            raise FencedError(
+                f"{self}: run {self.claim.run_id} is fenced: {fence.reason} Its writes are refused; stop here."
+            )
         return head
 
     def _refuse_superseded(self, head: Entry | None) -> None:
@@ -223,7 +227,9 @@ class DurableTask:
             return
         newest = head.attempts.get(self.claim.root, 0)
         if newest > self.claim.attempt:
-            raise FencedError(f"{self}: try {self.claim.attempt} of run group {self.claim.root} was superseded by try {newest}; stop here.")
+            raise FencedError(
+                f"{self}: try {self.claim.attempt} of run group {self.claim.root} was superseded by try {newest}; stop here."
+            )
         if self._generation is not None and head.generation > self._generation:
             raise FencedError(f"{self}: generation {self._generation} was superseded by {head.generation}; stop here.")
 
@@ -286,7 +292,11 @@ class DurableTask:
         return head
 
     def _is_my_lease(self, head: Entry | None, mine: Entry) -> bool:
-        return head is not None and head.generation == mine.generation and (head.owner or self.owner).process == self.owner.process
+        return (
+            head is not None
+            and head.generation == mine.generation
+            and (head.owner or self.owner).process == self.owner.process
+        )
 
     def _rebased(self, head: Entry | None, mine: Entry) -> Entry:
         """Return the head to write behind: a value without a lease, or our own late entry, was there first."""
@@ -296,7 +306,9 @@ class DurableTask:
         holder = head.owner if head else None
         by = f"run {holder.run_id} on {holder.host}" if holder else "a newer attempt"
         generation = head.generation if head else 0
-        raise FencedError(f"{self}: {by} took the task over (generation {generation}, ours was {mine.generation}); stop here.")
+        raise FencedError(
+            f"{self}: {by} took the task over (generation {generation}, ours was {mine.generation}); stop here."
+        )
 
     def _surely_stands(self, entry: Entry) -> bool:
         return self.boottime() - self._read_at < _FRESH_SECONDS or self.log.stands(entry)

@@ -1,0 +1,107 @@
+"""What is done and what is missing of a run, read from our commits, the storage itself and Dagster's events."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import dagster as dg
+
+from dagster_resilient import dagster_compat as compat
+from dagster_resilient.io_managers import ResilientIOManager
+from dagster_resilient.recovery import AssetFacts
+from dagster_resilient.resources import ResilientResource, series_of
+from dagster_resilient.state.log import NumberedLog
+from dagster_resilient.state.records import ValueRef
+from dagster_resilient.state.store import ObjectRecords
+from dagster_resilient.storage import keys
+from dagster_resilient.storage.manifest import objects_present
+
+_READERS = 16
+
+
+class RunFacts:
+    """The facts about one failed run, within its group.
+
+    A partition is done if this series committed it under the current code version and its objects are present. An asset
+    that another IO manager stores is done by STEP_SUCCESS; STEP_OUTPUT comes before the value is written and counts for
+    nothing. The same holds for an asset without an output that never used a partition loop.
+    """
+
+    def __init__(
+        self,
+        context: dg.SensorEvaluationContext,
+        resource: ResilientResource,
+        run: dg.DagsterRun,
+        group: list[dg.DagsterRun],
+    ) -> None:
+        self._context, self._store, self._run = context, resource.store, run
+        self._instance = context.instance
+        self._repository: Any = context.repository_def
+        series = series_of(run, context.instance.get_run_by_id)
+        self._series = series
+        self._group = [other for other in group if series_of(other, context.instance.get_run_by_id) == series]
+        self._values: dict[tuple[tuple[str, ...], str | None], ValueRef] = {}
+
+    @cached_property
+    def assets(self) -> list[AssetFacts]:
+        """The assets that the run targets, in topological order; empty for a job without assets."""
+        return [self._facts(key) for key in compat.run_asset_keys(self._repository, self._run)]
+
+    def _facts(self, key: dg.AssetKey) -> AssetFacts:
+        partitions = tuple(compat.partition_keys_of_run(self._repository, self._run, key, self._instance))
+        return AssetFacts(
+            key=tuple(key.path),
+            partitions=partitions,
+            done=frozenset(self._done(key, partitions)),
+            upstream=frozenset(tuple(parent.path) for parent in compat.upstream_keys(self._repository, key)),
+            together=frozenset(tuple(other.path) for other in compat.assets_of_step(self._repository, key)),
+        )
+
+    def _done(self, key: dg.AssetKey, partitions: tuple[str | None, ...]) -> set[str | None]:
+        with ThreadPoolExecutor(_READERS) as pool:
+            committed = dict(zip(partitions, pool.map(lambda p: self._committed(key, p), partitions), strict=True))
+        mine = {p for p, value in committed.items() if value is not None}
+        self._values |= {(tuple(key.path), p): value for p, value in committed.items() if value is not None}
+        if self._is_ours(key) or (mine and not compat.output_is_nothing(self._repository, key)):
+            return mine
+        return mine | self._succeeded(key, partitions)
+
+    def _is_ours(self, key: dg.AssetKey) -> bool:
+        nothing = compat.output_is_nothing(self._repository, key)
+        return not nothing and compat.io_manager_is(self._repository, self._run.job_name, key, ResilientIOManager)
+
+    def _committed(self, key: dg.AssetKey, partition: str | None) -> ValueRef | None:
+        head = NumberedLog(ObjectRecords(self._store), keys.task_prefix(tuple(key.path), partition)).head()
+        if head is None or head.value is None or self._series not in head.committed_by:
+            return None
+        if head.value.fingerprint != self._fingerprint(key):
+            return None
+        return head.value if objects_present(self._store, head.value.manifest) else None
+
+    def _fingerprint(self, key: dg.AssetKey) -> str | None:
+        code_version = self._repository.assets_defs_by_key[key].code_versions_by_key.get(key)
+        return None if code_version is None else f"code:{code_version}"
+
+    def _succeeded(self, key: dg.AssetKey, partitions: tuple[str | None, ...]) -> set[str | None]:
+        """Partitions of the runs of the series in which the asset's step ended with success."""
+        done: set[str | None] = set()
+        for run in self._group:
+            step = compat.step_key_of(self._repository, run.job_name, key)
+            if step is not None and step in compat.successful_steps(self._instance, run.run_id):
+                done |= set(compat.partition_keys_of_run(self._repository, run, key, self._instance))
+        return done & set(partitions)
+
+    def adopt_unrecorded(self) -> None:
+        """Tell Dagster of values that were committed just before their run died, too late for its event."""
+        run_ids = [run.run_id for run in self._group]
+        for asset in self.assets:
+            key = dg.AssetKey(list(asset.key))
+            recorded = compat.materialized_partitions(self._instance, run_ids, key)
+            for partition in sorted(asset.done - recorded, key=str):
+                value = self._values.get((asset.key, partition))
+                if value is not None and value.run_id in run_ids:
+                    self._adopt(key, partition, value)
+
+    def _adopt(self, key: dg.AssetKey, partition: str | None, value: ValueRef) -> None:
+        metadata = {"resilient/adopted_from": value.run_id, "dagster/uri": f"{self._store.url}/{value.manifest.key}"}
+        self._instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=partition, metadata=metadata))

@@ -1,0 +1,121 @@
+"""`ResilientIOManager`: codec by type, versioned objects, the manifest last, every byte verified on load.
+
+No postponed annotations here: Dagster reads the fields' types.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dagster as dg
+
+from dagster_resilient.errors import ConfigurationError
+from dagster_resilient.resources import ResilientResource, value_metadata
+from dagster_resilient.state.task import DurableTask
+from dagster_resilient.values import StoredValue, load_value, store_value
+
+_READERS = 16
+
+
+class ResilientIOManager(dg.ConfigurableIOManager):
+    """Stores outputs as committed values of their task.
+
+    Attributes:
+        resilient: Where values are kept, and whose fences and attempts a commit obeys.
+    """
+
+    resilient: dg.ResourceDependency[ResilientResource]
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        """Commit an output; under a run over a range, one partition after the other.
+
+        Raises:
+            UnsupportedValueError: A value that no codec can store exactly. The previous value stands.
+            ConfigurationError: Under a range, the output is no dict of exactly the run's partitions.
+            FencedError: A newer run or attempt has taken over.
+        """
+        path = _path(context, self.resilient)
+        fingerprint = None if context.version is None or not context.has_asset_key else _fingerprint(context)
+        attempt = self.resilient.attempt()
+        partitions = list(context.asset_partition_keys) if context.has_asset_partitions else []
+        if len(partitions) <= 1:
+            only = partitions[0] if partitions else None
+            context.add_output_metadata(value_metadata(store_value(attempt.durable(path, only, fingerprint), obj)))
+            return
+        _check_range(context, partitions, obj)
+        ordered = _in_definition_order(context, partitions)
+        stored = [
+            self._commit_partition(context, attempt.durable(path, key, fingerprint), key, obj[key]) for key in ordered
+        ]
+        context.add_output_metadata({"resilient/bytes": sum(one.size for one in stored)})
+
+    def _commit_partition(self, context: dg.OutputContext, task: DurableTask, key: str, value: Any) -> StoredValue:
+        stored = store_value(task, value)
+        context.log_event(
+            dg.AssetMaterialization(asset_key=context.asset_key, partition=key, metadata=value_metadata(stored))
+        )
+        return stored
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        """Load a value, or for several partitions a dict in partition order.
+
+        Raises:
+            ValueNotFoundError: A partition was never materialized.
+            IntegrityError: An object is missing or damaged.
+        """
+        path = (
+            _path(context.upstream_output or context, self.resilient)
+            if not context.has_asset_key
+            else tuple(context.asset_key.path)
+        )
+        store = self.resilient.store
+        if not context.has_asset_partitions:
+            return load_value(store, path, None)
+        partitions = [str(key) for key in context.asset_partition_keys]
+        if len(partitions) == 1:
+            return load_value(store, path, partitions[0])
+        ordered = _in_definition_order(context, partitions)
+        with ThreadPoolExecutor(min(_READERS, max(len(ordered), 1))) as pool:
+            return dict(zip(ordered, pool.map(lambda key: load_value(store, path, key), ordered), strict=True))
+
+
+def _path(context: dg.OutputContext | dg.InputContext, resilient: ResilientResource) -> tuple[str, ...]:
+    """An asset is addressed by its key; an op's output by its run group, so that a re-execution finds it."""
+    if context.has_asset_key:
+        return tuple(context.asset_key.path)
+    if isinstance(context, dg.InputContext):
+        raise ConfigurationError(
+            f"Input {context.name!r} has neither an asset key nor an upstream output; this IO manager cannot load it."
+        )
+    mapping = () if context.mapping_key is None else (context.mapping_key,)
+    return ("op output", resilient.attempt().claim.root, context.step_key, context.name, *mapping)
+
+
+def _fingerprint(context: dg.OutputContext) -> str | None:
+    code_version = context.asset_spec.code_version
+    return None if code_version is None else f"code:{code_version}"
+
+
+def _check_range(context: dg.OutputContext, partitions: list[str], obj: Any) -> None:
+    name = context.asset_key.to_user_string()
+    if not isinstance(obj, dict):
+        raise ConfigurationError(
+            f"{name}: this run targets {len(partitions)} partitions, but the output is a {type(obj).__name__}. Return a dict of "
+            "partition key to value, or save each in the loop over resilient.task(context).partitions() and return None "
+            "with the annotation -> None."
+        )
+    missing, extra = [key for key in partitions if key not in obj], [key for key in obj if key not in set(partitions)]
+    if missing or extra:
+        raise ConfigurationError(
+            f"{name}: the returned dict lacks the partitions {missing[:10]} and has {extra[:10]}, which are not of this run."
+        )
+
+
+def _in_definition_order(context: dg.OutputContext | dg.InputContext, keys: Iterable[str]) -> list[str]:
+    wanted = {str(key) for key in keys}
+    definition = context.asset_partitions_def
+    instance = getattr(getattr(context, "step_context", None), "instance", None) or getattr(context, "instance", None)
+    ordered = [
+        str(key) for key in definition.get_partition_keys(dynamic_partitions_store=instance) if str(key) in wanted
+    ]
+    return ordered or sorted(wanted)

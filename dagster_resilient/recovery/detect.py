@@ -1,0 +1,116 @@
+"""Which runs are lost, judged from their workers' heartbeats by the store's clock.
+
+Three rules keep live runs alive. Staleness counts only over time in which our own probes of the store succeeded, and
+starts anew after an outage: when a store comes back, every heartbeat is old and every worker is well. A run must be
+found stale in two looks. And where many runs go stale together, the judgement waits: that is more often a fault of the
+store or of this observer than of the machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pydantic
+
+LOOKS_TO_CONVICT = 2
+MASS_SHARE = 0.3
+MASS_COUNT = 3
+
+
+class Observation(pydantic.BaseModel):
+    """What the observer remembers between looks; small enough for a sensor's cursor.
+
+    Attributes:
+        since: Store time in seconds at which the unbroken chain of successful probes began, None after a failed probe.
+        last: Store time of the last successful probe.
+        suspects: How many looks in a row found a run stale.
+        silent_since: Store time at which a run was first seen without any heartbeat.
+        mass_since: Store time at which many runs were first stale together.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True)
+    since: float | None = None
+    last: float | None = None
+    suspects: dict[str, int] = pydantic.Field(default_factory=dict)
+    silent_since: dict[str, float] = pydantic.Field(default_factory=dict)
+    mass_since: float | None = None
+
+    def outage(self) -> Observation:
+        """Return the memory after a probe that failed: whatever was believed stale is judged anew."""
+        return Observation(silent_since={})
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A live run as the instance shows it, with the time of its worker's newest heartbeat by the store's clock."""
+
+    run_id: str
+    last_beat: float | None
+
+
+@dataclass(frozen=True)
+class Look:
+    """The outcome of one look.
+
+    Attributes:
+        observation: What to remember.
+        lost: Why each lost run counts as lost, in words, by run id.
+        paused: Why nothing is judged for now, None where judgement was passed.
+    """
+
+    observation: Observation
+    lost: Mapping[str, str]
+    paused: str | None = None
+
+
+def observe(memory: Observation, now: float, runs: Sequence[Sighting], *, ttl: float, start_allowance: float) -> Look:
+    """Judge the live runs.
+
+    Args:
+        memory: What the last look left.
+        now: Store time in seconds, from a probe just written.
+        runs: The live runs that should have a heartbeat.
+        ttl: Seconds without a heartbeat after which a worker counts as lost.
+        start_allowance: Seconds that a run may take until its first heartbeat: imports, images, queues.
+    """
+    unbroken = memory.since is not None and memory.last is not None and 0 <= now - memory.last <= ttl
+    since = memory.since if unbroken and memory.since is not None else now
+    watched = now - since
+    silent = {run.run_id: memory.silent_since.get(run.run_id, now) for run in runs if run.last_beat is None}
+    stale = {
+        run.run_id: _staleness(run, now, silent)
+        for run in runs
+        if _is_stale(run, now, watched, silent, ttl, start_allowance)
+    }
+    suspects = {run_id: memory.suspects.get(run_id, 0) + 1 for run_id in stale}
+    mass_since = _mass_since(memory, now, stale, runs)
+    remember = Observation(since=since, last=now, suspects=suspects, silent_since=silent, mass_since=mass_since)
+    if mass_since is not None and now - mass_since <= 2 * ttl:
+        return Look(
+            remember,
+            {},
+            f"{len(stale)} of {len(runs)} runs stopped beating together; waiting {2 * ttl:.0f} s before judging.",
+        )
+    return Look(remember, {run_id: why for run_id, why in stale.items() if suspects[run_id] >= LOOKS_TO_CONVICT})
+
+
+def _is_stale(
+    run: Sighting, now: float, watched: float, silent: Mapping[str, float], ttl: float, start_allowance: float
+) -> bool:
+    if run.last_beat is None:
+        return min(now - silent[run.run_id], watched) > start_allowance
+    return min(now - run.last_beat, watched) > ttl
+
+
+def _staleness(run: Sighting, now: float, silent: Mapping[str, float]) -> str:
+    if run.last_beat is None:
+        return f"its worker never sent a heartbeat in {now - silent[run.run_id]:.0f} s"
+    return f"its worker sent no heartbeat for {now - run.last_beat:.0f} s"
+
+
+def _mass_since(memory: Observation, now: float, stale: Mapping[str, str], runs: Sequence[Sighting]) -> float | None:
+    """Fewer than `MASS_COUNT` stale runs are no mass: one machine may have held them all."""
+    if len(stale) < MASS_COUNT or len(stale) <= MASS_SHARE * len(runs):
+        return None
+    return memory.mass_since if memory.mass_since is not None else now

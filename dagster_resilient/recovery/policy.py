@@ -1,0 +1,116 @@
+"""What a failure is worth: its class, and whether and when another attempt is made. Everything ends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dagster_resilient.errors import ConfigurationError
+
+FailureClass = Literal["lost", "crashed", "infrastructure", "user_error"]
+
+_INFRASTRUCTURE = frozenset(
+    {
+        "StoreUnavailableError",
+        "ConnectionError",
+        "TimeoutError",
+        "ConnectionResetError",
+        "BrokenPipeError",
+        "TaskHeldError",
+    }
+)
+_CRASHES = frozenset({"ChildProcessCrashException", "DagsterExecutionInterruptedError", "RunWorkerCrash"})
+
+
+def classify(fence_class: str | None, errors: Sequence[str]) -> FailureClass:
+    """Return the class of a failed run.
+
+    Args:
+        fence_class: The class that a lost verdict wrote into the run's fence, None where the run was not fenced.
+        errors: Class names of the errors of its failed steps and of the run, with their causes. None: the process
+            vanished without raising anything.
+    """
+    if fence_class == "lost":
+        return "lost"
+    names = set(errors)
+    if names & _INFRASTRUCTURE:
+        return "infrastructure"
+    return "crashed" if not names or names & _CRASHES else "user_error"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done about a failed run.
+
+    Attributes:
+        action: ``launch`` now, ``wait`` for the backoff, or ``give_up``.
+        reason: In words for people.
+        attempt: Number of the attempt that is launched or waited for, 1 for the first re-execution.
+        delay: Seconds after the failure before which nothing is launched.
+    """
+
+    action: Literal["launch", "wait", "give_up"]
+    reason: str
+    attempt: int
+    delay: float = 0.0
+
+
+@dataclass(frozen=True)
+class RecoveryPolicy:
+    """How many attempts each class of failure gets, and how they are spaced.
+
+    The delay before attempt n is uniform in [0, min(longest_wait, first_wait x 2^(n-1))] (full jitter). A lost or
+    crashed machine says nothing against the code, so its first attempt comes at once.
+
+    Attributes:
+        max_attempts: Re-executions per run group, by the class of its latest failure.
+        first_wait: Seconds; the bound of the first delay.
+        longest_wait: Seconds; the bound of every delay.
+        lookback: Seconds; older failures are left alone.
+        start_allowance: Seconds that a run may take until its first heartbeat.
+    """
+
+    max_attempts: Mapping[FailureClass, int] = field(
+        default_factory=lambda: {"lost": 10, "crashed": 10, "infrastructure": 10, "user_error": 2}
+    )
+    first_wait: float = 10.0
+    longest_wait: float = 600.0
+    lookback: float = 86_400.0
+    start_allowance: float = 300.0
+
+    def __post_init__(self) -> None:
+        bad = [
+            name for name in ("first_wait", "longest_wait", "lookback", "start_allowance") if getattr(self, name) < 0
+        ]
+        bad += [name for name, count in self.max_attempts.items() if count < 0]
+        if bad:
+            raise ConfigurationError(f"RecoveryPolicy: {', '.join(bad)} must not be negative.")
+
+    def decide(self, failure: FailureClass, attempts: int, elapsed: float, seed: str) -> Decision:
+        """Decide about a failed run.
+
+        Args:
+            failure: Its class.
+            attempts: Re-executions that recovery has launched in its group.
+            elapsed: Seconds since the failure.
+            seed: Something fixed for this failure, so that every tick computes the same delay.
+        """
+        limit = self.max_attempts.get(failure, 0)
+        if attempts >= limit:
+            return Decision(
+                "give_up", f"{attempts} of {limit} attempts for failures of class {failure} are used up", attempts
+            )
+        delay = self.delay(failure, attempts + 1, seed)
+        words = f"attempt {attempts + 1} of {limit} after a failure of class {failure}"
+        if elapsed < delay:
+            return Decision("wait", f"{words}, {delay - elapsed:.0f} s from now", attempts + 1, delay)
+        return Decision("launch", words, attempts + 1, delay)
+
+    def delay(self, failure: FailureClass, attempt: int, seed: str) -> float:
+        """Return the seconds between a failure and attempt n."""
+        if attempt == 1 and failure in {"lost", "crashed"}:
+            return 0.0
+        bound = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt - 1, 60))
+        return random.Random(f"{seed}:{attempt}").uniform(0.0, bound)  # noqa: S311 - jitter, not a secret

@@ -1,0 +1,249 @@
+"""`ResilientResource`: where state is kept, and `task(context)`, which makes a step's `Task`.
+
+No postponed annotations here: Dagster reads the fields' types.
+"""
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, TypeVar
+
+import dagster as dg
+from pydantic import Field, PrivateAttr
+
+from dagster_resilient.errors import ConfigurationError
+from dagster_resilient.state.fences import fence_run
+from dagster_resilient.state.heartbeat import ensure_sidecar
+from dagster_resilient.state.owner import start_ticks
+from dagster_resilient.state.records import ValueRef
+from dagster_resilient.state.store import ObjectRecords
+from dagster_resilient.storage.object_store import ObjectStore, open_store
+from dagster_resilient.task import (
+    DEFAULT_INTERVAL,
+    DEFAULT_TTL,
+    AssetName,
+    Attempt,
+    CommitHooks,
+    Task,
+    asset_path,
+    begin_attempt,
+    check_heartbeat,
+)
+from dagster_resilient.values import StoredValue, load_value
+
+T = TypeVar("T")
+
+RUN_WORKER_ENV = "DAGSTER_RESILIENT_RUN_WORKER"
+RECOVERY_OF_TAG = "resilient/recovery_of"
+RESUME_TAG = "resilient/resume"
+REUSED = "resilient/reused"
+_RESUMING_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", RESUME_TAG)
+_LONGEST_CHAIN = 1000
+
+_attempts: dict[tuple[int, str, str], Attempt] = {}
+_attempts_lock = threading.Lock()
+
+
+def resumes_parent(run: dg.DagsterRun) -> bool:
+    """Whether a run continues its parent's work, rather than starting afresh.
+
+    Dagster's "from failure" and our recovery continue. "Re-execute all" starts afresh: it copies the parent's tags, so
+    our own tag counts only where it names this run's own parent.
+    """
+    if run.parent_run_id is None:
+        return False
+    if run.tags.get(RECOVERY_OF_TAG) == run.parent_run_id:
+        return True
+    return any(run.tags.get(tag) == "true" for tag in _RESUMING_TAGS)
+
+
+def series_of(run: dg.DagsterRun, get_run: Callable[[str], dg.DagsterRun | None]) -> str:
+    """Return the id of the run with which the chain of resuming runs began."""
+    for _ in range(_LONGEST_CHAIN):
+        if not resumes_parent(run) or run.parent_run_id is None:
+            return run.run_id
+        parent = get_run(run.parent_run_id)
+        if parent is None:
+            return run.parent_run_id
+        run = parent
+    return run.run_id
+
+
+class ResilientResource(dg.ConfigurableResource[Any]):
+    """The durable state of a code location's tasks.
+
+    Attributes:
+        url: ``s3://bucket/prefix``, a directory, or ``memory://name`` (one process only).
+        storage_options: As fsspec spells them. Prefer the environment (``AWS_*``) for credentials: what stands in a
+            resource's configuration is shown in the Dagster UI.
+        heartbeat_seconds: Seconds between heartbeats.
+        ttl_seconds: Seconds without a heartbeat after which a process counts as lost.
+    """
+
+    url: str
+    storage_options: dict[str, Any] = Field(default={}, repr=False)
+    heartbeat_seconds: float = DEFAULT_INTERVAL
+    ttl_seconds: float = DEFAULT_TTL
+    _attempt: Attempt | None = PrivateAttr(default=None)
+
+    @cached_property
+    def store(self) -> ObjectStore:
+        """The object store at `url`."""
+        check_heartbeat(self.heartbeat_seconds, self.ttl_seconds)
+        return open_store(self.url, self.storage_options)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Begin this process's try: heartbeat and claim, before any work of the step."""
+        if context.run is not None and context.instance is not None:
+            self._attempt = self._begin(context.run, context.instance)
+
+    def task(self, context: dg.AssetExecutionContext, asset: AssetName | None = None) -> Task:
+        """Return the task of the asset that a step computes.
+
+        Args:
+            context: The step's context.
+            asset: Which asset, where the step computes several.
+
+        Raises:
+            ConfigurationError: The step computes several assets, and none was named.
+        """
+        key = _asset_key(context, asset)
+        keys = _partition_keys(context)
+        code_version = context.assets_def.code_versions_by_key.get(key) if context.has_assets_def else None
+        fingerprint = None if code_version is None else f"code:{code_version}"
+        return Task(self.attempt(), tuple(key.path), keys, fingerprint, DagsterHooks(context, key))
+
+    def load(self, asset: AssetName, expected: type[T] | None = None, partition: str | None = None) -> T:
+        """Load the current value of an asset partition, also outside a run (a notebook, a service)."""
+        return load_value(self.store, asset_path(asset), partition, expected)
+
+    def attempt(self) -> Attempt:
+        """Return this process's try. Outside a run (a unit test that calls the asset), a try of a lineage of its own."""
+        if self._attempt is None:
+            name = f"direct-{uuid.uuid4().hex}"
+            self._attempt = begin_attempt(self.store, run_id=name, root=name, series=name, instance_id="direct")
+        return self._attempt
+
+    def _begin(self, run: dg.DagsterRun, instance: dg.DagsterInstance) -> Attempt:
+        """The IO manager nests a copy of this resource: both share one try, or they would fence each other."""
+        key = (os.getpid(), self.store.url, run.run_id)
+        with _attempts_lock:
+            if key not in _attempts:
+                _attempts[key] = begin_attempt(
+                    self.store,
+                    run_id=run.run_id,
+                    root=run.root_run_id or run.run_id,
+                    series=series_of(run, instance.get_run_by_id),
+                    instance_id=instance_id(instance),
+                    interval=self.heartbeat_seconds,
+                    ttl=self.ttl_seconds,
+                    worker=_run_worker(),
+                )
+            return _attempts[key]
+
+    @contextmanager
+    def run_worker(self, run: dg.DagsterRun, instance: dg.DagsterInstance) -> Iterator[None]:
+        """Around a run in its worker: fence the earlier runs of its group, then keep a heartbeat for the run."""
+        root = run.root_run_id or run.run_id
+        if run.parent_run_id is not None:
+            self._fence_earlier(run, root, instance)
+        sidecar = ensure_sidecar(
+            self.store,
+            run_id=run.run_id,
+            root=root,
+            role="worker",
+            instance_id=instance_id(instance),
+            interval=self.heartbeat_seconds,
+            ttl=self.ttl_seconds,
+        )
+        try:
+            yield
+        finally:
+            if sidecar is not None:
+                sidecar.close()
+
+    def _fence_earlier(self, run: dg.DagsterRun, root: str, instance: dg.DagsterInstance) -> None:
+        records = ObjectRecords(self.store)
+        group = instance.get_runs(dg.RunsFilter(tags={"dagster/root_run_id": root}))
+        earlier = {root, *(other.run_id for other in group if other.run_id != run.run_id)}
+        for run_id in sorted(earlier):
+            fence_run(
+                records, run_id, reason=f"Run {run.run_id} re-executes it.", failure_class="superseded", by=run.run_id
+            )
+
+
+def instance_id(instance: dg.DagsterInstance) -> str:
+    """Return an id of the Dagster instance that all its processes share and other instances do not."""
+    return (
+        instance.run_storage.get_run_storage_id() if hasattr(instance.run_storage, "get_run_storage_id") else "dagster"
+    )
+
+
+class DagsterHooks(CommitHooks):
+    """Records each committed partition of a range in Dagster's event log as it comes."""
+
+    def __init__(self, context: dg.AssetExecutionContext, key: dg.AssetKey) -> None:
+        self._context, self._key = context, key
+
+    def committed(self, partition_key: str, stored: StoredValue) -> None:
+        """Log a materialization at once: an event that waits for the end of the step dies with it."""
+        self._context.log_event(
+            dg.AssetMaterialization(asset_key=self._key, partition=partition_key, metadata=value_metadata(stored))
+        )
+        self._mark(partition_key)
+
+    def reused(self, partition_key: str, value: ValueRef) -> None:
+        """Say in the log what is not computed again, and why."""
+        self._context.log.info(
+            f"{self._key.to_user_string()}[{partition_key}]: committed by run {value.run_id}; not computed again."
+        )
+        self._mark(partition_key)
+
+    def _mark(self, partition_key: str) -> None:
+        """At the end of a range Dagster logs one more event per partition; ours says that nothing was computed for it."""
+        self._context.add_asset_metadata({REUSED: True}, asset_key=self._key, partition_key=partition_key)
+
+
+def value_metadata(stored: StoredValue) -> Mapping[str, Any]:
+    """Return what a materialization shows of a stored value."""
+    return {
+        "dagster/uri": dg.MetadataValue.text(stored.uri),
+        "resilient/codec": stored.codec,
+        "resilient/bytes": stored.size,
+        "resilient/checksum": stored.checksum,
+        "resilient/seconds": round(stored.seconds, 3),
+    }
+
+
+def _asset_key(context: dg.AssetExecutionContext, asset: AssetName | None) -> dg.AssetKey:
+    keys = context.assets_def.keys if context.has_assets_def else {context.asset_key}
+    if asset is not None:
+        key = dg.AssetKey(list(asset_path(asset)))
+        if key not in keys:
+            raise ConfigurationError(f"This step does not compute the asset {key.to_user_string()}.")
+        return key
+    if len(keys) != 1:
+        names = ", ".join(sorted(key.to_user_string() for key in keys))
+        raise ConfigurationError(
+            f"This step computes several assets ({names}); name one: resilient.task(context, asset=...)."
+        )
+    return next(iter(keys))
+
+
+def _partition_keys(context: dg.AssetExecutionContext) -> tuple[str, ...]:
+    """Return the targeted partitions in order of definition; Dagster's own order is that of a set."""
+    if not (context.has_partition_key or context.has_partition_key_range):
+        return ()
+    return tuple(str(key) for key in context.partition_keys)
+
+
+def _run_worker() -> tuple[int, int] | None:
+    """Return the run worker that the executor named in the environment, unless this process is it."""
+    text = os.environ.get(RUN_WORKER_ENV)
+    if not text:
+        return None
+    pid, started = (int(part) for part in text.split(":"))
+    return None if pid == os.getpid() or start_ticks(pid) != started else (pid, started)

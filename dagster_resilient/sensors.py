@@ -1,0 +1,270 @@
+"""`build_recovery_sensor`: detects lost and failed runs, and re-executes what is missing, exactly once.
+
+Level-triggered: every tick looks at the live and the recently failed runs as they are, so a tick that died in the middle
+is made up for by the next one. All it decides is in `recovery`; all it does is fence, report, launch, record.
+
+No postponed annotations here: Dagster inspects the evaluation function.
+"""
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+import pydantic
+
+from dagster_resilient import dagster_compat as compat
+from dagster_resilient.errors import ResilientError, StorageError
+from dagster_resilient.facts import RunFacts
+from dagster_resilient.recovery import Observation, Plan, RecoveryPolicy, Sighting, classify, observe, plan
+from dagster_resilient.resources import RECOVERY_OF_TAG, ResilientResource, instance_id
+from dagster_resilient.state.fences import fence_run, read_fence
+from dagster_resilient.state.heartbeat import list_beats, store_now
+from dagster_resilient.state.records import Verdict
+from dagster_resilient.state.store import ObjectRecords
+from dagster_resilient.storage import keys
+
+ATTEMPT_TAG = "resilient/attempt"
+REASON_TAG = "resilient/reason"
+EXECUTOR_NAME = "resilient"
+_RUN_IDS = uuid.UUID("6f0d3b0e-8c2b-5b0e-9d53-0f2f5d0b7a11")
+_LIVE = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+_TAG_LENGTH = 250
+_RUNS_PER_TICK = 500
+_SECONDS_PER_TICK = 45.0
+
+
+def build_recovery_sensor(
+    policy: RecoveryPolicy | None = None,
+    *,
+    name: str = "resilient_recovery",
+    resource_key: str = "resilient",
+    minimum_interval_seconds: int = 30,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """Build the sensor that recovers the runs of a code location.
+
+    It looks after runs of jobs whose executor is `resilient_executor`: only these have a worker whose heartbeat tells
+    whether it lives.
+
+    Args:
+        policy: How many attempts each class of failure gets, and how they are spaced.
+        name: Name of the sensor.
+        resource_key: Key of the `ResilientResource`.
+        minimum_interval_seconds: Seconds between ticks.
+        default_status: Whether it runs without being switched on.
+    """
+    chosen = policy or RecoveryPolicy()
+
+    @dg.sensor(
+        name=name,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={resource_key},
+        description="Fences lost runs, and re-executes from the last committed partition and checkpoint.",
+    )
+    def recovery(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        resource: ResilientResource = getattr(context.resources, resource_key)
+        return dg.SkipReason(RecoveryTick(context, resource, chosen).run())
+
+    return recovery
+
+
+class RecoveryTick:
+    """One tick."""
+
+    def __init__(
+        self, context: dg.SensorEvaluationContext, resource: ResilientResource, policy: RecoveryPolicy
+    ) -> None:
+        self._context, self._resource, self._policy = context, resource, policy
+        self._instance = context.instance
+        self._records = ObjectRecords(resource.store)
+        self._deadline = time.monotonic() + _SECONDS_PER_TICK
+        self._outcomes: Counter[str] = Counter()
+
+    def run(self) -> str:
+        """Look, close what is lost, recover what failed; return what was done in words."""
+        memory = _read_cursor(self._context.cursor)
+        try:
+            observation, paused = self._detect(memory)
+        except StorageError as error:
+            self._context.update_cursor(memory.outage().model_dump_json())
+            return f"The store does not answer, so nothing is judged: {error}"
+        self._context.update_cursor(observation.model_dump_json())
+        self._each(self._failed_runs(), self._recover)
+        done = ", ".join(f"{count} {what}" for what, count in sorted(self._outcomes.items()))
+        return "; ".join(part for part in (paused, done) if part) or "Nothing to recover."
+
+    # ---- detection
+
+    def _detect(self, memory: Observation) -> tuple[Observation, str | None]:
+        store = self._resource.store
+        beats = _newest_worker_beats(list_beats(store))
+        now = store_now(store, f"sensor-{instance_id(self._instance)}").timestamp()
+        live = {run.run_id: run for run in self._runs(dg.RunsFilter(statuses=_LIVE))}
+        look = observe(
+            memory,
+            now,
+            [Sighting(run_id, beats.get(run_id)) for run_id in live],
+            ttl=self._resource.ttl_seconds,
+            start_allowance=self._policy.start_allowance,
+        )
+        self._each(((live[run_id], why) for run_id, why in look.lost.items()), lambda lost: self._close(*lost))
+        return look.observation, look.paused
+
+    def _close(self, run: dg.DagsterRun, why: str) -> None:
+        """Fence first: from here on the run commits nothing, whatever its status says. Then close it in Dagster."""
+        fence_run(self._records, run.run_id, reason=f"Lost: {why}.", failure_class="lost", by=self._context.sensor_name)
+        current = self._instance.get_run_by_id(run.run_id)
+        if current is None or current.is_finished:
+            return
+        self._instance.report_run_failed(current, message=f"Lost: {why}. Its later writes are refused.")
+        self._outcomes["lost runs closed"] += 1
+        self._context.log.warning(f"Run {run.run_id} is lost: {why}.")
+
+    # ---- recovery
+
+    def _failed_runs(self) -> Iterable[dg.DagsterRun]:
+        since = datetime.now(UTC) - timedelta(seconds=self._policy.lookback)
+        return self._runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], updated_after=since))
+
+    def _recover(self, run: dg.DagsterRun) -> None:
+        """Decide about one failed run, and act on it."""
+        group = compat.run_group(self._instance, run)
+        if group[-1].run_id != run.run_id or any(not other.is_finished for other in group):
+            return  # a newer run of the group goes on with the work, or already did
+        if _dagster_retries(run) or self._settled(run):
+            return
+        if compat.cancelled_by_user(self._instance, run):
+            self._settle(
+                run, Verdict(run_id=run.run_id, action="left", failure_class="cancelled", reason="A user cancelled it.")
+            )
+            return
+        fence = read_fence(self._records, run.run_id)
+        failure = classify(
+            fence.failure_class if fence else None, compat.failure_error_names(self._instance, run.run_id)
+        )
+        attempts = sum(1 for other in group if RECOVERY_OF_TAG in other.tags)
+        decision = self._policy.decide(failure, attempts, self._elapsed(run), run.run_id)
+        if decision.action == "wait":
+            self._outcomes["waiting for their backoff"] += 1
+            return
+        verdict = Verdict(
+            run_id=run.run_id, action="gave up", failure_class=failure, reason=decision.reason, attempt=decision.attempt
+        )
+        if decision.action == "give_up":
+            self._settle(run, verdict)
+            self._outcomes["given up"] += 1
+            return
+        self._relaunch(run, group, verdict)
+
+    def _relaunch(self, run: dg.DagsterRun, group: list[dg.DagsterRun], verdict: Verdict) -> None:
+        for earlier in group:
+            reason = f"Recovery re-executes run {run.run_id}."
+            fence_run(
+                self._records, earlier.run_id, reason=reason, failure_class="superseded", by=self._context.sensor_name
+            )
+        facts = RunFacts(self._context, self._resource, run, group)
+        missing = plan(facts.assets)
+        facts.adopt_unrecorded()
+        if facts.assets and not missing.missing:
+            self._settle(
+                run, verdict.model_copy(update={"action": "adopted", "reason": "Everything it had to do is committed."})
+            )
+            self._outcomes["adopted"] += 1
+            return
+        child = str(uuid.uuid5(_RUN_IDS, f"{run.run_id}:{verdict.attempt}"))
+        _, new = compat.launch_reexecution(
+            self._context,
+            run,
+            run_id=child,
+            asset_keys=[dg.AssetKey(list(key)) for key in missing.missing] or None,
+            tags=self._tags(run, facts, missing, verdict),
+        )
+        words = f"{verdict.reason}; {missing.words()}"
+        self._settle(run, verdict.model_copy(update={"action": "relaunched", "reason": words, "child": child}))
+        self._outcomes["re-executed"] += int(new)
+
+    def _tags(self, run: dg.DagsterRun, facts: RunFacts, missing: Plan, verdict: Verdict) -> dict[str, str]:
+        tags = {
+            tag: value
+            for tag, value in compat.kept_tags(run).items()
+            if tag not in compat.PARTITION_TAGS or not facts.assets
+        }
+        if missing.hull is not None:
+            tags |= compat.partition_tags(*missing.hull)
+        reason = f"{verdict.failure_class}: {verdict.reason}"[:_TAG_LENGTH]
+        return tags | {RECOVERY_OF_TAG: run.run_id, ATTEMPT_TAG: str(verdict.attempt), REASON_TAG: reason}
+
+    # ---- records
+
+    def _settled(self, run: dg.DagsterRun) -> bool:
+        verdict: Verdict | None = self._records.get(_verdict_key(run), Verdict)
+        return verdict is not None and verdict.action != "relaunched"
+
+    def _settle(self, run: dg.DagsterRun, verdict: Verdict) -> None:
+        """Record a final decision once, in the store and on the run, where people look for it."""
+        if self._records.create(_verdict_key(run), verdict):
+            self._instance.report_engine_event(f"Recovery: {verdict.action}. {verdict.reason}", run)
+            self._context.log.info(f"Run {run.run_id}: {verdict.action}. {verdict.reason}")
+
+    def _elapsed(self, run: dg.DagsterRun) -> float:
+        record = self._instance.get_run_record_by_id(run.run_id)
+        ended = record.end_time if record is not None and record.end_time is not None else time.time()
+        return max(0.0, time.time() - ended)
+
+    # ---- bounds
+
+    def _runs(self, wanted: dg.RunsFilter) -> list[dg.DagsterRun]:
+        repository, found = self._context.repository_def, self._instance.get_runs(wanted, limit=_RUNS_PER_TICK)
+        if repository is None:
+            return []
+        return [
+            run
+            for run in found
+            if compat.belongs_to(self._context, run)
+            and compat.job_executor_name(repository, run.job_name) == EXECUTOR_NAME
+        ]
+
+    def _each(self, things: Iterable[Any], act: Callable[[Any], None]) -> None:
+        """Act on each, within the tick's time. One bad run is logged and skipped, and never stops the others."""
+        for thing in things:
+            if time.monotonic() > self._deadline:
+                self._outcomes["left for the next tick"] += 1
+                return
+            try:
+                act(thing)
+            except (ResilientError, dg.DagsterError, OSError, ValueError, LookupError, TypeError) as error:
+                self._outcomes["skipped on an error"] += 1
+                self._context.log.error(
+                    f"Recovery of {thing} failed and is tried again at the next tick: {error}", exc_info=error
+                )
+
+
+def _newest_worker_beats(beats: Iterable[tuple[str, str, str, datetime]]) -> dict[str, float]:
+    newest: dict[str, float] = {}
+    for run_id, role, _, modified in beats:
+        if role == "worker":
+            newest[run_id] = max(newest.get(run_id, 0.0), modified.timestamp())
+    return newest
+
+
+def _dagster_retries(run: dg.DagsterRun) -> bool:
+    """Whether Dagster's own run retries act on this failure: one owner of retries."""
+    return run.tags.get("dagster/will_retry") == "true" or "dagster/auto_retry_run_id" in run.tags
+
+
+def _verdict_key(run: dg.DagsterRun) -> str:
+    root = keys.encode_segment(run.root_run_id or run.run_id)
+    return f"decisions/{root}/{keys.encode_segment(run.run_id)}.json"
+
+
+def _read_cursor(cursor: str | None) -> Observation:
+    """A cursor of another version only costs one more TTL of watching."""
+    try:
+        return Observation.model_validate_json(cursor) if cursor else Observation()
+    except pydantic.ValidationError:
+        return Observation()

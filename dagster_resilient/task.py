@@ -1,0 +1,309 @@
+"""The task as users see it: training sessions and partition loops over the durable state, and `open_task` for scripts.
+
+Knows no host: `ResilientResource` makes the same `Task` inside a Dagster step.
+"""
+
+from __future__ import annotations
+
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from dagster_resilient.checkpoint import TrainingSession
+from dagster_resilient.errors import ConfigurationError
+from dagster_resilient.state.fences import claim_attempt
+from dagster_resilient.state.heartbeat import Sidecar, ensure_sidecar, store_now
+from dagster_resilient.state.owner import this_process
+from dagster_resilient.state.records import Claim, Owner, ValueRef
+from dagster_resilient.state.store import ObjectRecords
+from dagster_resilient.state.task import DurableTask
+from dagster_resilient.storage import keys
+from dagster_resilient.storage.manifest import objects_present
+from dagster_resilient.storage.object_store import ObjectStore, open_store
+from dagster_resilient.values import StoredValue, load_value, store_value, task_name
+
+T = TypeVar("T")
+
+DEFAULT_INTERVAL = 10.0
+DEFAULT_TTL = 45.0
+
+
+class HasPath(Protocol):
+    """Dagster's AssetKey, as far as it concerns us."""
+
+    @property
+    def path(self) -> Sequence[str]:
+        """The parts of the key."""
+
+
+AssetName = str | Sequence[str] | HasPath
+
+
+def asset_path(asset: AssetName) -> tuple[str, ...]:
+    """Return the parts of an asset key given as ``"a/b"``, as a sequence of parts, or as Dagster's AssetKey."""
+    if isinstance(asset, str):
+        return tuple(asset.split("/"))
+    return tuple(asset.path) if hasattr(asset, "path") else tuple(asset)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try of a run, in one process: its claim, its owner record and its heartbeat.
+
+    Attributes:
+        store: Where state and data are kept.
+        claim: The try's place in its lineage.
+        owner: This process.
+        sidecar: The heartbeat process, None for a store that no other process could see.
+        displaces_live: See `DurableTask`.
+    """
+
+    store: ObjectStore
+    claim: Claim
+    owner: Owner
+    sidecar: Sidecar | None
+    displaces_live: bool = True
+
+    def durable(self, asset: tuple[str, ...], partition_key: str | None, fingerprint: str | None = None) -> DurableTask:
+        """Return the durable state of one asset partition as this try sees it."""
+        return DurableTask(
+            store=self.store,
+            asset=asset,
+            partition_key=partition_key,
+            claim=self.claim,
+            owner=self.owner,
+            now=partial(store_now, self.store, self.owner.process),
+            fingerprint=fingerprint,
+            progress=self._progress,
+            fenced=self.sidecar.fenced if self.sidecar else lambda: None,
+            displaces_live=self.displaces_live,
+        )
+
+    def _progress(self, fields: dict[str, Any]) -> None:
+        if self.sidecar is not None:
+            self.sidecar.progress(**fields)
+
+
+def begin_attempt(
+    store: ObjectStore,
+    *,
+    run_id: str,
+    root: str,
+    series: str,
+    instance_id: str,
+    interval: float = DEFAULT_INTERVAL,
+    ttl: float = DEFAULT_TTL,
+    worker: tuple[int, int] | None = None,
+    displaces_live: bool = True,
+) -> Attempt:
+    """Begin one try: start the heartbeat without waiting for it, and claim the try's number before any work.
+
+    Args:
+        store: Where state and data are kept.
+        run_id: The run.
+        root: Root run of its group.
+        series: First run of the chain of resuming runs that it continues.
+        instance_id: Which host instance the run belongs to; a sensor ignores runs of instances that it does not know.
+        interval: Seconds between heartbeats.
+        ttl: Seconds without a heartbeat after which this process counts as lost.
+        worker: Process id and start time of the run worker, whose death makes this process an orphan.
+        displaces_live: See `DurableTask`.
+    """
+    sidecar = ensure_sidecar(
+        store, run_id=run_id, root=root, role="step", instance_id=instance_id, interval=interval, ttl=ttl, worker=worker
+    )
+    claim = claim_attempt(ObjectRecords(store), root=root, run_id=run_id, series=series)
+    owner = this_process(claim, heartbeat=sidecar.key if sidecar else None, interval=interval, ttl=ttl)
+    return Attempt(store, claim, owner, sidecar, displaces_live)
+
+
+class CommitHooks:
+    """What the host wants to know of a partition loop. This one wants nothing."""
+
+    def committed(self, partition_key: str, stored: StoredValue) -> None:
+        """Called after a partition was committed."""
+
+    def reused(self, partition_key: str, value: ValueRef) -> None:
+        """Called for a partition that an earlier try of this series had committed."""
+
+
+@dataclass
+class Part:
+    """One partition of a loop.
+
+    Attributes:
+        key: The partition key.
+    """
+
+    key: str
+    _task: Task
+    _saved: bool = False
+
+    def load(self, asset: AssetName, expected: type[T] | None = None) -> T:
+        """Load the same partition of another asset; see `Task.load`."""
+        return self._task.load(asset, expected, partition=self.key)
+
+    def save(self, value: Any) -> StoredValue:
+        """Commit the partition's value. When this returns, no loss of the process undoes it."""
+        stored = store_value(self._task.durable(self.key), value)
+        self._saved = True
+        self._task.hooks.committed(self.key, stored)
+        return stored
+
+    def training(self, **options: Any) -> TrainingSession:
+        """Begin or resume this partition's training; see `Task.training`."""
+        return TrainingSession(self._task.durable(self.key), **options)
+
+    @property
+    def saved(self) -> bool:
+        """Whether `save` was called."""
+        return self._saved
+
+
+@dataclass
+class Task:
+    """One unit of durable work: an asset, or a named task of a script, with its partitions.
+
+    Attributes:
+        attempt: This try.
+        asset: Parts of the asset key.
+        partition_keys: The partitions that this run targets, in order of definition; empty for an unpartitioned task.
+        fingerprint: What makes earlier state of the series reusable.
+        hooks: What the host is told.
+    """
+
+    attempt: Attempt
+    asset: tuple[str, ...]
+    partition_keys: Sequence[str] = ()
+    fingerprint: str | None = None
+    hooks: CommitHooks = field(default_factory=CommitHooks)
+
+    @property
+    def store(self) -> ObjectStore:
+        """Where state and data are kept."""
+        return self.attempt.store
+
+    def durable(self, partition_key: str | None) -> DurableTask:
+        """Return the durable state of one partition."""
+        return self.attempt.durable(self.asset, partition_key, self.fingerprint)
+
+    def training(self, **options: Any) -> TrainingSession:
+        """Begin a training, or resume it from the newest valid checkpoint.
+
+        Args:
+            **options: ``model``, ``optimizer``, ``scheduler``, ``loader``, ``state``, ``save``, ``keep``; see
+                `TrainingSession`.
+
+        Raises:
+            ConfigurationError: The run targets several partitions; train each in the loop over `partitions`.
+        """
+        return TrainingSession(self.durable(self._only_partition()), **options)
+
+    def partitions(self) -> Iterator[Part]:
+        """Yield the partitions that this series has not committed yet, in order of definition.
+
+        Commit each with `Part.save` before asking for the next. A partition counts as committed if this series
+        committed it under the same fingerprint and its objects are present.
+
+        Raises:
+            ConfigurationError: The task is not partitioned, or a partition was left without `save`.
+            FencedError: A newer try has taken over.
+        """
+        if not self.partition_keys:
+            raise ConfigurationError(
+                f"{self.name} is not partitioned in this run; partitions() has nothing to loop over."
+            )
+        for done, key in enumerate(self.partition_keys):
+            durable = self.durable(key)
+            durable.check_fenced()
+            durable.report(partition=key, partitions_done=done, partitions_total=len(self.partition_keys))
+            value = durable.committed_value(durable.head())
+            if value is not None and objects_present(self.store, value.manifest):
+                self.hooks.reused(key, value)
+                continue
+            part = Part(key, self)
+            yield part
+            if not part.saved:
+                raise ConfigurationError(
+                    f"{task_name(self.asset, key)}: the loop went on without save(); save a value, or None."
+                )
+
+    def load(self, asset: AssetName, expected: type[T] | None = None, partition: str | None = None) -> T:
+        """Load the current value of an asset partition, every byte verified; see `values.load_value`."""
+        return load_value(self.store, asset_path(asset), partition, expected)
+
+    def save(self, value: Any) -> StoredValue:
+        """Commit the value of this task (a script's result; in Dagster, return it and let the IO manager do this)."""
+        return store_value(self.durable(self._only_partition()), value)
+
+    def report(self, **fields: Any) -> None:
+        """Show iteration counters and metrics in the heartbeat. Never raises, never blocks."""
+        self.durable(None).report(**fields)
+
+    @property
+    def name(self) -> str:
+        """The asset key as messages name it."""
+        return task_name(self.asset, None)
+
+    def _only_partition(self) -> str | None:
+        if len(self.partition_keys) > 1:
+            raise ConfigurationError(
+                f"{self.name}: this run targets {len(self.partition_keys)} partitions; loop over task.partitions() and use each part."
+            )
+        return self.partition_keys[0] if self.partition_keys else None
+
+
+def open_task(
+    url: str | ObjectStore,
+    name: AssetName,
+    partition: str | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    fingerprint: str | None = None,
+    heartbeat_seconds: float = DEFAULT_INTERVAL,
+    ttl_seconds: float = DEFAULT_TTL,
+) -> Task:
+    """Open a task outside Dagster: a plain script, a torchrun rank, an Airflow task.
+
+    Every start of the script under the same name continues the same series: it resumes until the task is complete, and
+    then finds it complete.
+
+    Args:
+        url: Where state is kept; see `open_store`.
+        name: The task's name.
+        partition: The partition, if the name alone does not identify the work.
+        storage_options: See `open_store`.
+        fingerprint: Change it, and earlier checkpoints are not reused.
+        heartbeat_seconds: Seconds between heartbeats.
+        ttl_seconds: Seconds without a heartbeat after which another start may take over.
+
+    Raises:
+        ConfigurationError: The URL or an option cannot work.
+        StorageError: The store refuses or does not answer.
+    """
+    check_heartbeat(heartbeat_seconds, ttl_seconds)
+    store = open_store(url, storage_options) if isinstance(url, str) else url
+    path = asset_path(name)
+    root = f"script:{keys.task_prefix(path, partition)}"
+    attempt = begin_attempt(
+        store,
+        run_id=uuid.uuid4().hex,
+        root=root,
+        series=root,
+        instance_id="script",
+        interval=heartbeat_seconds,
+        ttl=ttl_seconds,
+        displaces_live=False,
+    )
+    return Task(attempt, path, () if partition is None else (partition,), fingerprint)
+
+
+def check_heartbeat(interval: float, ttl: float) -> None:
+    """Refuse a TTL that a single missed beat would use up."""
+    if interval <= 0 or ttl < 2 * interval:
+        raise ConfigurationError(
+            f"heartbeat_seconds={interval} and ttl_seconds={ttl}: the interval must be positive and the TTL at least twice it."
+        )
