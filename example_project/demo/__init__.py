@@ -1,0 +1,1 @@
+"""The main job on throw-away compute: two losses, two recoveries, and the same result, bit for bit."""
