@@ -121,7 +121,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
         return load_value(self.store, asset_path(asset), partition, expected)
 
     def attempt(self) -> Attempt:
-        """Return this process's try. Outside a run (a unit test that calls the asset), a try of a lineage of its own."""
+        """Return this process's try; outside a run (a unit test that calls the asset), one of a lineage of its own."""
         if self._attempt is None:
             name = f"direct-{uuid.uuid4().hex}"
             self._attempt = begin_attempt(self.store, run_id=name, root=name, series=name, instance_id="direct")
@@ -203,7 +203,7 @@ class DagsterHooks(CommitHooks):
         self._mark(partition_key)
 
     def _mark(self, partition_key: str) -> None:
-        """At the end of a range Dagster logs one more event per partition; ours says that nothing was computed for it."""
+        """At the end of a range Dagster logs one more event per partition; mark it: nothing was computed for it."""
         self._context.add_asset_metadata({REUSED: True}, asset_key=self._key, partition_key=partition_key)
 
 
@@ -230,7 +230,8 @@ def _asset_key(context: dg.AssetExecutionContext, asset: AssetName | None) -> dg
         raise ConfigurationError(
             f"This step computes several assets ({names}); name one: resilient.task(context, asset=...)."
         )
-    return next(iter(keys))
+    only: dg.AssetKey = next(iter(keys))
+    return only
 
 
 def _partition_keys(context: dg.AssetExecutionContext) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """`build_recovery_sensor`: detects lost and failed runs, and re-executes what is missing, exactly once.
 
-Level-triggered: every tick looks at the live and the recently failed runs as they are, so a tick that died in the middle
-is made up for by the next one. All it decides is in `recovery`; all it does is fence, report, launch, record.
+Level-triggered: every tick looks at the live and the recently failed runs as they are, so a tick that died in the
+middle is made up for by the next one. All it decides is in `recovery`; all it does is fence, report, launch, record.
 
 No postponed annotations here: Dagster inspects the evaluation function.
 """
@@ -17,12 +17,12 @@ import dagster as dg
 import pydantic
 
 from dagster_resilient import dagster_compat as compat
-from dagster_resilient.errors import ResilientError, StorageError
+from dagster_resilient.errors import StorageError
 from dagster_resilient.facts import RunFacts
 from dagster_resilient.recovery import Observation, Plan, RecoveryPolicy, Sighting, classify, observe, plan
 from dagster_resilient.resources import RECOVERY_OF_TAG, ResilientResource, instance_id
+from dagster_resilient.state.beats import LiveName, list_beats, store_now
 from dagster_resilient.state.fences import fence_run, read_fence
-from dagster_resilient.state.heartbeat import list_beats, store_now
 from dagster_resilient.state.records import Verdict
 from dagster_resilient.state.store import ObjectRecords
 from dagster_resilient.storage import keys
@@ -81,6 +81,7 @@ class RecoveryTick:
     ) -> None:
         self._context, self._resource, self._policy = context, resource, policy
         self._instance = context.instance
+        self._repository: Any = context.repository_def
         self._records = ObjectRecords(resource.store)
         self._deadline = time.monotonic() + _SECONDS_PER_TICK
         self._outcomes: Counter[str] = Counter()
@@ -121,7 +122,7 @@ class RecoveryTick:
         current = self._instance.get_run_by_id(run.run_id)
         if current is None or current.is_finished:
             return
-        self._instance.report_run_failed(current, message=f"Lost: {why}. Its later writes are refused.")
+        compat.report_run_failed(self._instance, current, f"Lost: {why}. Its later writes are refused.")
         self._outcomes["lost runs closed"] += 1
         self._context.log.warning(f"Run {run.run_id} is lost: {why}.")
 
@@ -133,7 +134,7 @@ class RecoveryTick:
 
     def _recover(self, run: dg.DagsterRun) -> None:
         """Decide about one failed run, and act on it."""
-        group = compat.run_group(self._instance, run)
+        group = [other for other in compat.run_group(self._instance, run) if not _is_half_launched(other)]
         if group[-1].run_id != run.run_id or any(not other.is_finished for other in group):
             return  # a newer run of the group goes on with the work, or already did
         if _dagster_retries(run) or self._settled(run):
@@ -182,20 +183,18 @@ class RecoveryTick:
             run,
             run_id=child,
             asset_keys=[dg.AssetKey(list(key)) for key in missing.missing] or None,
-            tags=self._tags(run, facts, missing, verdict),
+            tags=self._tags(run, missing, verdict),
         )
         words = f"{verdict.reason}; {missing.words()}"
         self._settle(run, verdict.model_copy(update={"action": "relaunched", "reason": words, "child": child}))
         self._outcomes["re-executed"] += int(new)
 
-    def _tags(self, run: dg.DagsterRun, facts: RunFacts, missing: Plan, verdict: Verdict) -> dict[str, str]:
-        tags = {
-            tag: value
-            for tag, value in compat.kept_tags(run).items()
-            if tag not in compat.PARTITION_TAGS or not facts.assets
-        }
-        if missing.hull is not None:
-            tags |= compat.partition_tags(*missing.hull)
+    def _tags(self, run: dg.DagsterRun, missing: Plan, verdict: Verdict) -> dict[str, str]:
+        tags = compat.kept_tags(run, self._instance)
+        if missing.missing:
+            wanted = {dg.AssetKey(list(key)): partitions for key, partitions in missing.missing.items()}
+            tags = {tag: value for tag, value in tags.items() if not compat.is_partition_tag(tag)}
+            tags |= compat.partition_tags(self._repository, wanted, self._instance)
         reason = f"{verdict.failure_class}: {verdict.reason}"[:_TAG_LENGTH]
         return tags | {RECOVERY_OF_TAG: run.run_id, ATTEMPT_TAG: str(verdict.attempt), REASON_TAG: reason}
 
@@ -219,14 +218,13 @@ class RecoveryTick:
     # ---- bounds
 
     def _runs(self, wanted: dg.RunsFilter) -> list[dg.DagsterRun]:
-        repository, found = self._context.repository_def, self._instance.get_runs(wanted, limit=_RUNS_PER_TICK)
-        if repository is None:
-            return []
+        """Return the runs of this code location that keep a heartbeat. `belongs_to` comes first: it knows the job."""
+        found = self._instance.get_runs(wanted, limit=_RUNS_PER_TICK)
         return [
             run
             for run in found
             if compat.belongs_to(self._context, run)
-            and compat.job_executor_name(repository, run.job_name) == EXECUTOR_NAME
+            and compat.job_executor_name(self._repository, run.job_name) == EXECUTOR_NAME
         ]
 
     def _each(self, things: Iterable[Any], act: Callable[[Any], None]) -> None:
@@ -237,19 +235,24 @@ class RecoveryTick:
                 return
             try:
                 act(thing)
-            except (ResilientError, dg.DagsterError, OSError, ValueError, LookupError, TypeError) as error:
+            except Exception as error:  # noqa: BLE001 - one bad run must not stop the recovery of the others
                 self._outcomes["skipped on an error"] += 1
                 self._context.log.error(
                     f"Recovery of {thing} failed and is tried again at the next tick: {error}", exc_info=error
                 )
 
 
-def _newest_worker_beats(beats: Iterable[tuple[str, str, str, datetime]]) -> dict[str, float]:
+def _newest_worker_beats(beats: Iterable[LiveName]) -> dict[str, float]:
     newest: dict[str, float] = {}
-    for run_id, role, _, modified in beats:
-        if role == "worker":
-            newest[run_id] = max(newest.get(run_id, 0.0), modified.timestamp())
+    for beat in beats:
+        if beat.role == "worker":
+            newest[beat.run_id] = max(newest.get(beat.run_id, 0.0), beat.last_modified.timestamp())
     return newest
+
+
+def _is_half_launched(run: dg.DagsterRun) -> bool:
+    """Whether a tick died between creating this run and submitting it. The next tick goes on with it by its id."""
+    return run.status is dg.DagsterRunStatus.NOT_STARTED and RECOVERY_OF_TAG in run.tags
 
 
 def _dagster_retries(run: dg.DagsterRun) -> bool:

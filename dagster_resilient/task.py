@@ -5,7 +5,6 @@ Knows no host: `ResilientResource` makes the same `Task` inside a Dagster step.
 
 from __future__ import annotations
 
-
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -251,7 +250,8 @@ class Task:
     def _only_partition(self) -> str | None:
         if len(self.partition_keys) > 1:
             raise ConfigurationError(
-                f"{self.name}: this run targets {len(self.partition_keys)} partitions; loop over task.partitions() and use each part."
+                f"{self.name}: this run targets {len(self.partition_keys)} partitions; loop over task.partitions() and "
+                "use each part."
             )
         return self.partition_keys[0] if self.partition_keys else None
 
@@ -305,5 +305,6 @@ def check_heartbeat(interval: float, ttl: float) -> None:
     """Refuse a TTL that a single missed beat would use up."""
     if interval <= 0 or ttl < 2 * interval:
         raise ConfigurationError(
-            f"heartbeat_seconds={interval} and ttl_seconds={ttl}: the interval must be positive and the TTL at least twice it."
+            f"heartbeat_seconds={interval} and ttl_seconds={ttl}: the interval must be positive, and the TTL at least "
+            "twice the interval."
         )

@@ -78,7 +78,8 @@ def find_value(store: ObjectStore, asset: tuple[str, ...], partition_key: str | 
     head = NumberedLog(ObjectRecords(store), prefix).head()
     if head is None or head.value is None:
         raise ValueNotFoundError(
-            f"{task_name(asset, partition_key)} is not materialized: nothing was committed under {store.url}/{prefix}. Materialize it first."
+            f"{task_name(asset, partition_key)} is not materialized: nothing was committed under {store.url}/{prefix}. "
+            "Materialize it first."
         )
     return head.value
 

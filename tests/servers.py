@@ -7,14 +7,13 @@ ports are bound to 127.0.0.1 and its telemetry, web pages and other protocols ar
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +65,18 @@ class SeaweedServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Start, and return when it answers. A busy port means that somebody took it: choose others, once started never."""
+        """Start, and return when it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         environment = {
             **os.environ,
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
             "GOMEMLIMIT": "1GiB",
-            "TMPDIR": str(self.folder),
         }
         with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(self._command(), env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                self._command(), env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
         self._wait_until_ready()
 
     def _command(self) -> list[str]:
@@ -112,7 +112,7 @@ class SeaweedServer:
             time.sleep(0.05)
 
     def answers(self) -> bool:
-        """Whether a signed write goes through. The first requests after a start can hang, so each is cut off at once."""
+        """Whether a signed write goes through. The first requests after a start can hang: each is cut off at once."""
         try:
             client(self, timeout=0.5).put_object(Bucket=BUCKET, Key="ready", Body=b"1")
         except Exception:
@@ -129,6 +129,14 @@ class SeaweedServer:
                 self._process.send_signal(signal.SIGKILL)
             self._process.wait(timeout=30)
             self._process = None
+        self._remove_sockets()
+
+    def _remove_sockets(self) -> None:
+        """Remove its sockets, which it makes in /tmp, named after its ports: a killed server leaves them behind."""
+        for port in range(self.port, self.port + len(_ROLES)):
+            for name in (f"seaweedfs-*-{port}.sock", f"seaweedfs-*-{port + _GRPC}.sock"):
+                for socket_file in Path("/tmp").glob(name):
+                    socket_file.unlink(missing_ok=True)
 
     def freeze(self) -> None:
         """Stop it without ending it (SIGSTOP): connections are accepted and never answered."""

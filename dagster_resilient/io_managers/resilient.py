@@ -100,14 +100,15 @@ def _check_range(context: dg.OutputContext, partitions: list[str], obj: Any) -> 
     name = context.asset_key.to_user_string()
     if not isinstance(obj, dict):
         raise ConfigurationError(
-            f"{name}: this run targets {len(partitions)} partitions, but the output is a {type(obj).__name__}. Return a dict of "
-            "partition key to value, or save each in the loop over resilient.task(context).partitions() and return None "
-            "with the annotation -> None."
+            f"{name}: this run targets {len(partitions)} partitions, but the output is a {type(obj).__name__}. Return a "
+            "dict of partition key to value, or save each in the loop over resilient.task(context).partitions() and "
+            "return None with the annotation -> None."
         )
     missing, extra = [key for key in partitions if key not in obj], [key for key in obj if key not in set(partitions)]
     if missing or extra:
         raise ConfigurationError(
-            f"{name}: the returned dict lacks the partitions {missing[:10]} and has {extra[:10]}, which are not of this run."
+            f"{name}: the returned dict lacks the partitions {missing[:10]} and has {extra[:10]}, which are not of this "
+            "run. Return exactly the run's partitions."
         )
 
 

@@ -22,6 +22,8 @@ MAX_SEGMENT = 120
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_.=")
 _EMPTY = "%_"
 _NO_PARTITION = "%-"
+_ASSET_CONTEXT = "dagster_resilient 2026 asset key"
+_PIECES = re.compile(r"%[0-9A-F]{2}|.")
 _HASHED = re.compile(r"%~[0-9a-f]{32}$")
 
 
@@ -41,12 +43,12 @@ def encode_segment(text: str) -> str:
     if raw[0] == ord("."):
         pieces[0] = "%2E"
     whole = "".join(pieces)
-    return whole if len(whole) <= MAX_SEGMENT else _shortened(pieces, raw)
+    return whole if len(whole) <= MAX_SEGMENT else _shortened(pieces, blake3(raw))
 
 
-def _shortened(pieces: list[str], raw: bytes) -> str:
+def _shortened(pieces: list[str], digest: blake3) -> str:
     """Keep whole escapes only, so that what is left of the name can still be read."""
-    tail = "%~" + blake3(raw).hexdigest(length=16)
+    tail = "%~" + digest.hexdigest(length=16)
     head = ""
     for piece in pieces:
         if len(head) + len(piece) + len(tail) > MAX_SEGMENT:
@@ -56,12 +58,16 @@ def _shortened(pieces: list[str], raw: bytes) -> str:
 
 
 def decode_segment(segment: str) -> str | None:
-    """Return the text of a segment, or None where the segment holds only a hash and the records must be asked."""
+    """Return the text of a segment, or None where it holds only a hash (ask the records) or is none of ours."""
     if segment == _EMPTY:
         return ""
     if _HASHED.search(segment):
         return None
-    return unquote_to_bytes(segment).decode("utf-8")
+    try:
+        text = unquote_to_bytes(segment).decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return text if encode_segment(text) == segment else None
 
 
 def asset_segment(path: Sequence[str]) -> str:
@@ -69,7 +75,8 @@ def asset_segment(path: Sequence[str]) -> str:
     joined = "+".join(encode_segment(part) for part in path)
     if len(joined) <= MAX_SEGMENT:
         return joined
-    return _shortened(re.findall(r"%[0-9A-F]{2}|.", joined), joined.encode())
+    # A hash of another kind than a single part's: ("a", "b") joined reads like the one part "a+b".
+    return _shortened(_PIECES.findall(joined), blake3(joined.encode(), derive_key_context=_ASSET_CONTEXT))
 
 
 def decode_asset_segment(segment: str) -> tuple[str, ...] | None:

@@ -6,14 +6,14 @@ Nothing is read through a manifest without its BLAKE3 digest being checked, so a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pydantic
 from blake3 import blake3
 
 from dagster_resilient.errors import IntegrityError, ObjectNotFoundError, SchemaVersionError
-from dagster_resilient.storage.object_store import Buffer, ObjectStore
+from dagster_resilient.storage.object_store import Buffer, ObjectStore, as_buffers
 
 SCHEMA_VERSION = 1
 
@@ -45,7 +45,8 @@ class Record(pydantic.BaseModel):
             version = int(document.get("schema_version", 0))
             if version > SCHEMA_VERSION:
                 raise SchemaVersionError(
-                    f"{where} has schema version {version}; this library reads up to {SCHEMA_VERSION}. Upgrade dagster-resilient."
+                    f"{where} has schema version {version}; this library reads up to {SCHEMA_VERSION}. "
+                    "Upgrade dagster-resilient."
                 )
             return cls.model_validate_json(raw)
         except (pydantic.ValidationError, TypeError) as error:
@@ -79,13 +80,13 @@ class Manifest(Record):
         return sum(stored.size for stored in self.objects.values())
 
 
-def put_object(store: ObjectStore, key: str, buffers: list[Buffer]) -> StoredObject:
+def put_object(store: ObjectStore, key: str, buffers: Buffer | Iterable[Buffer]) -> StoredObject:
     """Write an object, then ask the store what it has: a size that differs is an error before anything names it."""
-    digest, size = blake3(), 0
-    for chunk in buffers:
-        digest.update(chunk)
-        size += memoryview(chunk).nbytes
-    store.put(key, buffers)
+    digest, size, views = blake3(), 0, as_buffers(buffers)
+    for view in views:
+        digest.update(view)
+        size += view.nbytes
+    store.put(key, views)
     kept = store.head(key).size
     if kept != size:
         raise IntegrityError(f"{store.url}/{key} has {kept} bytes after a write of {size}.")
@@ -104,11 +105,15 @@ def get_object(store: ObjectStore, stored: StoredObject) -> bytes:
     except ObjectNotFoundError as error:
         raise IntegrityError(f"{where} is listed in a manifest, but the object is missing.") from error
     if len(raw) != stored.size or blake3(raw).hexdigest() != stored.blake3:
-        raise IntegrityError(f"{where} is damaged: its {len(raw)} bytes do not have the size and checksum of its manifest.")
+        raise IntegrityError(
+            f"{where} is damaged: its {len(raw)} bytes do not have the size and checksum of its manifest."
+        )
     return raw
 
 
-def write_manifest(store: ObjectStore, prefix: str, codec: str, parts: Mapping[str, list[Buffer]], meta: Mapping[str, Any]) -> StoredObject:
+def write_manifest(
+    store: ObjectStore, prefix: str, codec: str, parts: Mapping[str, Sequence[Buffer]], meta: Mapping[str, Any]
+) -> StoredObject:
     """Write the objects of a value under a prefix of its own, then the manifest. Nothing is visible yet.
 
     Args:

@@ -5,23 +5,26 @@ Timing, which every implementation keeps:
 - When `put` or `create` returns, the object is whole and durable, as far as the store promises durability. When it
   raises, the object is whole or absent, never in part.
 - `create` is decided by the store in one conditional request. Where the reply was lost, the caller cannot tell a
-  conflict with itself from a conflict with others; `state.store` resolves that by reading back.
+  conflict with itself from a conflict with others; `retry.RetryingStore` resolves that by reading back.
 - `get`, `head` and `list` see every write that was acknowledged before they began, whichever process made it.
 - Buffers passed to `put` and `create` may be changed again when the call has returned.
+- A store may be used by many threads, and by a process that was forked from one that uses it.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from os import PathLike, fspath
+from typing import Any
 
-if TYPE_CHECKING:
-    from typing import Any
+from dagster_resilient.errors import ConfigurationError
 
 Buffer = bytes | bytearray | memoryview
+_UNFIT = re.compile(r"\.{0,2}|.*\0.*|.*#\d+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,11 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each half-open range ``(start, end)``, in the order asked for."""
+        """Return the bytes of each half-open range ``(start, end)``, in the order asked for.
+
+        Raises:
+            StorageError: A range ends beyond the object: fewer bytes than asked for are never returned.
+        """
 
     @abstractmethod
     def put(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
@@ -77,7 +84,12 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def head(self, key: str) -> ObjectInfo:
-        """Return size and time without the bytes. Raises `ObjectNotFoundError`."""
+        """Return size and time without the bytes.
+
+        Raises:
+            ObjectNotFoundError: No object has this key; on S3 also where there is no such bucket, since the answer to
+                HEAD carries no reason.
+        """
 
     @abstractmethod
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
@@ -98,18 +110,59 @@ class ObjectStore(ABC):
         """What a process that has only obstore needs to open this store again. Holds credentials: never print it."""
 
 
-def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> ObjectStore:
+def check_key(key: str) -> str:
+    """Return a key that every store can hold, and that no store could take for another one.
+
+    Raises:
+        ConfigurationError: A segment is empty, ``.`` or ``..`` (a directory would be left), holds a NUL, or ends in
+            ``#`` and digits (the name of a local temporary file).
+    """
+    if any(_UNFIT.fullmatch(segment) for segment in key.split("/")):
+        raise ConfigurationError(f"{key!r} is no key of a store; build keys with `storage.keys`.")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return a prefix for `list`: "", or a key and a slash. Stores disagree on what anything else means."""
+    if prefix and not prefix.endswith("/"):
+        raise ConfigurationError(f"The prefix {prefix!r} does not end in a slash.")
+    if prefix:
+        check_key(prefix[:-1])
+    return prefix
+
+
+def as_buffers(buffers: Buffer | Iterable[Buffer]) -> Sequence[memoryview]:
+    """Return one or many buffers as a sequence of byte views. Nothing is copied, unless a view has gaps.
+
+    A sequence, because a second try needs the first buffer again.
+    """
+    whole: Any = buffers
+    try:
+        return [_byte_view(memoryview(whole))]
+    except TypeError:
+        return [_byte_view(memoryview(one)) for one in whole]
+
+
+def _byte_view(view: memoryview) -> memoryview:
+    """A view with a stride, a zero in its shape or a format other than a plain number cannot be cast."""
+    if view.c_contiguous and view.nbytes and len(view.format) == 1:
+        return view.cast("B")
+    return memoryview(view.tobytes())
+
+
+def open_store(url: str | PathLike[str], storage_options: Mapping[str, Any] | None = None) -> ObjectStore:
     """Open the store at a URL.
 
     Args:
         url: ``s3://bucket/prefix``, ``file:///path``, a plain path, or ``memory://name``. Slashes that are doubled or
-            at the end mean nothing.
+            at the end mean nothing. As in fsspec, nothing in it is percent-decoded, and ``?`` and ``#`` are letters.
         storage_options: As fsspec spells them, for S3: ``key``, ``secret``, ``token``, ``endpoint_url``,
-            ``client_kwargs={"region_name": ..., "endpoint_url": ...}``, ``anon``. The environment (``AWS_*``) fills the rest.
+            ``client_kwargs={"region_name": ..., "endpoint_url": ...}``, ``anon``. The environment (``AWS_*``) fills the
+            rest. Directories and memory take none.
 
     Raises:
         ConfigurationError: The scheme or an option is not known, or the URL names no bucket.
     """
-    from dagster_resilient.storage.obstore_store import open_obstore  # noqa: PLC0415 - obstore loads only when used
+    from dagster_resilient.storage.urls import open_url  # noqa: PLC0415 - a store loads only when it is used
 
-    return open_obstore(url, dict(storage_options or {}))
+    return open_url(fspath(url), dict(storage_options or {}))

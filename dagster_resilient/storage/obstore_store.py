@@ -1,25 +1,21 @@
-"""`ObjectStore` over obstore (the Rust crate object_store): S3, local directories, memory.
+"""`ObjectStore` over obstore (the Rust crate object_store): S3, and servers that speak it.
 
-obstore carries the bytes. What we add: errors of our tree, keys relative to the root, durable local writes (obstore's
-local store creates by temporary file and hard link, but syncs nothing), and a client for each process (its runtime does
-not survive a fork).
+obstore carries the bytes. What we add: errors of our tree, keys relative to the root, and life after a fork, which
+obstore's runtime does not survive (`forked`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import secrets
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
 import obstore
 import obstore.exceptions as obs
-from obstore.store import LocalStore, MemoryStore, S3Store
+from obstore.store import S3Store
 
 from dagster_resilient.errors import (
     ConfigurationError,
@@ -29,144 +25,174 @@ from dagster_resilient.errors import (
     StoragePermissionError,
     StoreUnavailableError,
 )
-from dagster_resilient.storage.object_store import Buffer, ObjectInfo, ObjectStore
-from dagster_resilient.storage.retry import RetryingStore
+from dagster_resilient.storage import forked
+from dagster_resilient.storage.object_store import Buffer, ObjectInfo, ObjectStore, as_buffers, check_key, check_prefix
 
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore as Client
-
-_REQUEST_TIMEOUT = timedelta(seconds=30)
 _S3_OPTIONS = {"key": "access_key_id", "secret": "secret_access_key", "token": "session_token"}
-_MEMORY: dict[str, MemoryStore] = {}
+# A silent server is given up after the read timeout. The whole request has a bound of its own, which must leave room
+# for a large object: with obstore's 30 s a body of a few gigabytes never arrives.
+_CLIENT = {
+    "connect_timeout": timedelta(seconds=5),
+    "read_timeout": timedelta(seconds=30),
+    "timeout": timedelta(hours=1),
+}
+# Our own retries are outside: here only what hides a single dropped connection.
+_RETRY = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
+_PART, _PARTS = 5 * 1024 * 1024, 10_000  # S3's smallest part and greatest number of parts
+_DELETES = 1000  # keys in one request
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_CREDENTIAL_CODES = {
+    *("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed"),
+    *("SignatureDoesNotMatch", "TokenRefreshRequired"),
+}
+_REDIRECTED, _REFUSED = 3, 4  # hundreds of a status that asking again does not change, but for:
+_PASSING_STATUS = {408, 409, 425, 429}
+_INSTANCE_ROLE = "169.254.169.254"  # asked for credentials where none are given
 
 
-def open_obstore(url: str, options: Mapping[str, Any]) -> ObjectStore:
-    """Open the store at a URL; see `open_store` for the spellings."""
-    if "://" not in url:
-        return RetryingStore(LocalDirectoryStore(Path(url)))
-    parts = urlsplit(url)
-    prefix = "/".join(piece for piece in unquote(parts.path).split("/") if piece)
-    if parts.scheme == "file":
-        return RetryingStore(LocalDirectoryStore(Path("/" + prefix)))
-    if parts.scheme == "memory":
-        return MemoryObjectStore("/".join(piece for piece in (parts.netloc, prefix) if piece))
-    if parts.scheme in {"s3", "s3a"}:
-        if not parts.netloc:
-            raise ConfigurationError(f"The URL {url!r} names no bucket; write s3://BUCKET/PREFIX.")
-        return RetryingStore(S3ObjectStore(parts.netloc, prefix, options))
-    raise ConfigurationError(
-        f"The URL {url!r} has the scheme {parts.scheme!r}, which is not known. "
-        "Use s3://bucket/prefix, file:///path, a plain path, or memory://name."
-    )
+class S3ObjectStore(ObjectStore):
+    """A prefix of an S3 bucket, or of a server that speaks S3 and honours conditional writes."""
 
-
-class ObstoreStore(ObjectStore):
-    """What the three backends share. A subclass opens the client and names the store."""
-
-    def __init__(self, url: str, prefix: str = "") -> None:
-        self.url = url
+    def __init__(self, bucket: str, prefix: str, config: Mapping[str, str]) -> None:
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._bucket = bucket
         self._root = prefix + "/" if prefix else ""
-        self._clients: dict[int, Client] = {}
+        self._config = dict(config)
+        self._opened: S3Store | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def _open(self) -> Client:
-        raise NotImplementedError
-
     @property
-    def _client(self) -> Client:
-        pid = os.getpid()
-        if pid not in self._clients:
-            self._clients[pid] = self._open()
-        return self._clients[pid]
+    def _client(self) -> S3Store:
+        if self._opened is None:
+            forked.note_use()
+            plain_http = self._config.get("endpoint", "").startswith("http://")
+            self._opened = S3Store(
+                self._bucket,
+                config=self._config,  # type: ignore[arg-type]
+                client_options={**_CLIENT, "allow_http": plain_http},  # type: ignore[arg-type]
+                retry_config=_RETRY,  # type: ignore[arg-type]
+            )
+        return self._opened
 
+    @forked.safe
     def get(self, key: str) -> bytes:
+        """Return the whole object."""
         with self._errors("read", key):
-            return bytes(obstore.get(self._client, self._root + key).bytes())
+            return bytes(obstore.get(self._client, self._path(key)).bytes())
 
+    @forked.safe
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each range. An empty range is no request: the server would refuse it."""
+        asked = [(start, end) for start, end in ranges if start < end]
         with self._errors("read", key):
-            starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
-            return [bytes(b) for b in obstore.get_ranges(self._client, self._root + key, starts=starts, ends=ends)]
+            starts, ends = [start for start, _ in asked], [end for _, end in asked]
+            got = iter(obstore.get_ranges(self._client, self._path(key), starts=starts, ends=ends))
+        found = [bytes(next(got)) if start < end else b"" for start, end in ranges]
+        if any(len(part) != end - start for part, (start, end) in zip(found, ranges, strict=True)):
+            message = f"Could not read {self.url}/{key}: a range ends beyond the object."
+            raise StorageError(message, store=self.url, key=key)
+        return found
 
+    @forked.safe
     def put(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
+        """Write an object: in one request where it is small, else in parts whose size grows with it."""
+        many = as_buffers(buffers)
+        size = sum(one.nbytes for one in many)
         with self._errors("write", key):
-            obstore.put(self._client, self._root + key, _body(buffers))
+            if size <= _PART:
+                obstore.put(self._client, self._path(key), b"".join(many), use_multipart=False)
+            else:
+                body = iter([obstore.Bytes(one) for one in many])
+                part = max(_PART, size // _PARTS + 1)
+                obstore.put(self._client, self._path(key), body, use_multipart=True, chunk_size=part)
 
+    @forked.safe
     def create(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
+        """Write an object only if none has this key."""
         with self._errors("create", key):
-            whole = b"".join(_chunks(buffers))
-            obstore.put(self._client, self._root + key, whole, mode="create", use_multipart=False)
+            whole = b"".join(as_buffers(buffers))
+            obstore.put(self._client, self._path(key), whole, mode="create", use_multipart=False)
 
+    @forked.safe
     def head(self, key: str) -> ObjectInfo:
+        """Return size and time."""
         with self._errors("read", key):
-            return self._info(obstore.head(self._client, self._root + key))
+            return self._info(obstore.head(self._client, self._path(key)))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Yield the objects under a prefix."""
+        return iter(self._listed(check_prefix(prefix), start_after))
+
+    @forked.safe
+    def _listed(self, prefix: str, start_after: str | None) -> Sequence[ObjectInfo]:
         with self._errors("list", prefix):
             offset = None if start_after is None else self._root + start_after
             found = obstore.list(self._client, self._root + prefix, offset=offset).collect()
-        yield from sorted((self._info(meta) for meta in found), key=lambda info: info.key)
+        return sorted((self._info(meta) for meta in found), key=lambda info: info.key)
 
+    @forked.safe
     def delete(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            with self._errors("delete", key), contextlib.suppress(FileNotFoundError):
-                obstore.delete(self._client, self._root + key)
+        """Delete exactly these keys, a thousand in a request."""
+        paths = [self._path(key) for key in keys]
+        for first in range(0, len(paths), _DELETES):
+            batch = paths[first : first + _DELETES]
+            with self._errors("delete", batch[0].removeprefix(self._root)), contextlib.suppress(FileNotFoundError):
+                obstore.delete(self._client, batch)
 
     def sidecar_config(self) -> Mapping[str, Any]:
-        raise NotImplementedError
+        """Return bucket, prefix and configuration, with the credentials."""
+        return {"kind": "s3", "bucket": self._bucket, "root": self._root, "config": self._config}
+
+    def _path(self, key: str) -> str:
+        return self._root + check_key(key)
 
     def _info(self, meta: Any) -> ObjectInfo:
         return ObjectInfo(meta["path"].removeprefix(self._root), meta["size"], meta["last_modified"])
 
     @contextlib.contextmanager
     def _errors(self, verb: str, key: str) -> Iterator[None]:
-        """Turn what obstore raises into our tree. The detail is its first line: the rest is a debug print."""
         try:
             yield
-        except StorageError:
-            raise
         except (obs.BaseError, OSError) as error:
             raise self._translated(error, verb, key) from error
 
     def _translated(self, error: Exception, verb: str, key: str) -> StorageError:
-        where = f"{self.url.rstrip('/')}/{key}"
-        detail = str(error).strip().split("\n", 1)[0]
-        if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
-            return ObjectNotFoundError(f"No object at {where}.", store=self.url, key=key)
-        if isinstance(error, (obs.AlreadyExistsError, obs.PreconditionError)):
-            return ObjectExistsError(f"An object is already at {where}.", store=self.url, key=key)
-        if isinstance(error, (obs.PermissionDeniedError, obs.UnauthenticatedError, PermissionError)):
-            message = f"Could not {verb} {where}: permission denied. Check the credentials and their rights. ({detail})"
-            return StoragePermissionError(message, store=self.url, key=key)
-        if "NoSuchBucket" in str(error):
-            return StorageError(f"Could not {verb} {where}: no such bucket. Create it or correct the URL.", store=self.url, key=key)
-        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            return StorageError(f"Could not {verb} {where}: {os.strerror(error.errno)}.", store=self.url, key=key)
-        return StoreUnavailableError(f"Could not {verb} {where}: {detail}", store=self.url, key=key)
+        kind, reason = _classified(error)
+        where = f"{self.url}/{key}"
+        if kind is ObjectNotFoundError:
+            message = f"No object at {where}."
+        elif kind is ObjectExistsError:
+            message = f"An object is already at {where}."
+        else:
+            message = f"Could not {verb} {where}: {reason}"
+        return kind(message, store=self.url, key=key)
 
 
-class S3ObjectStore(ObstoreStore):
-    """A prefix of an S3 bucket, or of a server that speaks S3 and honours conditional writes."""
-
-    def __init__(self, bucket: str, prefix: str, options: Mapping[str, Any]) -> None:
-        super().__init__(f"s3://{bucket}/{prefix}".rstrip("/"), prefix)
-        self._bucket = bucket
-        self._config = s3_config(options)
-
-    def _open(self) -> Client:
-        plain_http = str(self._config.get("endpoint", "")).startswith("http://")
-        return S3Store(
-            self._bucket,
-            config=self._config,  # type: ignore[arg-type]
-            client_options={"timeout": _REQUEST_TIMEOUT, "connect_timeout": timedelta(seconds=5), "allow_http": plain_http},
-            # Our own retries are outside: here only what hides a single dropped connection.
-            retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=10)},
-        )
-
-    def sidecar_config(self) -> Mapping[str, Any]:
-        return {"kind": "s3", "bucket": self._bucket, "root": self._root, "config": self._config}
+def _classified(error: Exception) -> tuple[type[StorageError], str]:
+    """Return the class of our tree and the reason. Status and code stand only in the text that obstore gives."""
+    text = str(error).strip()
+    status, code = _STATUS.search(text), _CODE.search(text)
+    number, name = int(status[1]) if status else 0, code[1] if code else ""
+    if name == "NoSuchBucket":
+        return StorageError, "no such bucket. Create it or correct the URL."
+    if isinstance(error, FileNotFoundError):
+        return ObjectNotFoundError, ""
+    if isinstance(error, (obs.AlreadyExistsError, obs.PreconditionError)):
+        return ObjectExistsError, ""
+    refused = isinstance(error, (obs.PermissionDeniedError, obs.UnauthenticatedError, PermissionError))
+    if _INSTANCE_ROLE in text:
+        advice = "no credentials are given, and this machine has no role to ask. Give the options key and secret."
+        return StoragePermissionError if number // 100 == _REFUSED else StoreUnavailableError, advice
+    if refused or number in {401, 403} or name in _CREDENTIAL_CODES:
+        return StoragePermissionError, f"permission denied ({name or number}). Check the credentials and their rights."
+    # The detail is the first line: the rest is a debug print.
+    detail = " ".join(filter(None, [name, text.split("\n", 1)[0]]))
+    permanent = number // 100 in {_REDIRECTED, _REFUSED} and number not in _PASSING_STATUS and name != "RequestTimeout"
+    return StorageError if permanent else StoreUnavailableError, detail
 
 
 def s3_config(options: Mapping[str, Any]) -> dict[str, str]:
@@ -192,100 +218,3 @@ def s3_config(options: Mapping[str, Any]) -> dict[str, str]:
     region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     config["region"] = str(region)
     return config
-
-
-class MemoryObjectStore(ObstoreStore):
-    """Objects in this process's memory, shared by all who open the same name. For tests and notebooks."""
-
-    is_shared = False
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"memory://{name}")
-        self._name = name
-
-    @property
-    def _client(self) -> Client:
-        return _MEMORY.setdefault(self._name, MemoryStore())
-
-    def sidecar_config(self) -> Mapping[str, Any]:
-        raise ConfigurationError(f"{self.url} exists in one process only; no second process can open it.")
-
-
-class LocalDirectoryStore(ObstoreStore):
-    """A directory. A write is a temporary file, fsync, then a link (create) or rename (put), then fsync of the folder.
-
-    The temporary name ends in ``#`` and digits: object_store's local store skips such names when it lists, so a file
-    that a killed process left behind is never seen. It is made beside its target, since a rename works only within one
-    file system.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps "..", resolve follows links
-        super().__init__(f"file://{self._path}")
-
-    def _open(self) -> Client:
-        self._make_folder(self._path)
-        return LocalStore(self._path)
-
-    def put(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
-        with self._errors("write", key):
-            self._write(key, buffers, Path.replace)
-
-    def create(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
-        with self._errors("create", key):
-            try:
-                self._write(key, buffers, lambda temporary, target: target.hardlink_to(temporary))
-            except FileExistsError as error:
-                raise ObjectExistsError(f"An object is already at {self.url}/{key}.", store=self.url, key=key) from error
-
-    def _write(self, key: str, buffers: Buffer | Iterable[Buffer], publish: Any) -> None:
-        target = self._path / key
-        self._make_folder(target.parent)
-        temporary = target.with_name(f"{target.name}#{secrets.randbits(63)}")
-        try:
-            with temporary.open("wb", buffering=0) as file:
-                for chunk in _chunks(buffers):
-                    _write_all(file, chunk)
-                os.fsync(file.fileno())
-            publish(temporary, target)
-            _sync_folder(target.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def _make_folder(self, folder: Path) -> None:
-        """Make a folder and its parents; sync each parent, or a power loss forgets the whole branch."""
-        if folder.is_dir():
-            return
-        self._make_folder(folder.parent)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-        _sync_folder(folder.parent)
-
-    def sidecar_config(self) -> Mapping[str, Any]:
-        return {"kind": "local", "path": str(self._path)}
-
-
-def _write_all(file: Any, chunk: Buffer) -> None:
-    """An unbuffered write may take only part: a file-size limit or a nearly full disk does that once before it fails."""
-    view = memoryview(chunk).cast("B")
-    while view:
-        view = view[file.write(view) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _chunks(buffers: Buffer | Iterable[Buffer]) -> Iterable[Buffer]:
-    return (buffers,) if isinstance(buffers, (bytes, bytearray, memoryview)) else buffers
-
-
-def _body(buffers: Buffer | Iterable[Buffer]) -> Any:
-    """What obstore takes: one buffer as it is, several as an iterator. It refuses a memoryview unless wrapped."""
-    if isinstance(buffers, (bytes, bytearray, memoryview)):
-        return obstore.Bytes(buffers)
-    return iter([obstore.Bytes(chunk) for chunk in buffers])

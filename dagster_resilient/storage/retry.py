@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import tenacity
 
 from dagster_resilient.errors import ObjectExistsError, ObjectNotFoundError, StoreUnavailableError
-from dagster_resilient.storage.object_store import Buffer, ObjectInfo, ObjectStore
+from dagster_resilient.storage.object_store import Buffer, ObjectInfo, ObjectStore, as_buffers
 
 T = TypeVar("T")
 
@@ -46,18 +46,21 @@ class RetryingStore(ObjectStore):
         return retrying(call)
 
     def get(self, key: str) -> bytes:
+        """Return the whole object."""
         return self._retry(lambda: self._inner.get(key))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each range."""
         return self._retry(lambda: self._inner.get_ranges(key, ranges))
 
     def put(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
-        whole = _repeatable(buffers)
+        """Write an object, again and again from the same buffers where the store is unavailable."""
+        whole = as_buffers(buffers)
         self._retry(lambda: self._inner.put(key, whole))
 
     def create(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
         """Create once. A refusal by an object that equals ours means that our own reply was lost: that is success."""
-        body = b"".join(_repeatable(buffers))
+        body = b"".join(as_buffers(buffers))
         self._retry(lambda: self._create_once(key, body))
 
     def _create_once(self, key: str, body: bytes) -> None:
@@ -74,20 +77,18 @@ class RetryingStore(ObjectStore):
                 raise
 
     def head(self, key: str) -> ObjectInfo:
+        """Return size and time."""
         return self._retry(lambda: self._inner.head(key))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Collect before yielding: a listing that breaks in the middle starts again and shows nothing twice."""
-        return iter(self._retry(lambda: list(self._inner.list(prefix, start_after))))
+        return iter(self._retry(lambda: [*self._inner.list(prefix, start_after)]))
 
     def delete(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self._retry(lambda key=key: self._inner.delete([key]))  # type: ignore[misc]
+        """Delete exactly these keys. A second try meets keys that are gone already, which is no error."""
+        doomed = list(keys)
+        self._retry(lambda: self._inner.delete(doomed))
 
     def sidecar_config(self) -> Mapping[str, Any]:
+        """Return what the store inside returns."""
         return self._inner.sidecar_config()
-
-
-def _repeatable(buffers: Buffer | Iterable[Buffer]) -> list[Buffer]:
-    """A second try needs the first buffer again, so an iterator is held. The buffers themselves are not copied."""
-    return [buffers] if isinstance(buffers, (bytes, bytearray, memoryview)) else list(buffers)

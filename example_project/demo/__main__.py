@@ -1,8 +1,8 @@
 """`make demo`: run the flight-delay pipeline, lose its compute twice, and show what that cost.
 
-First loss: the whole process tree of the run is killed in the middle of training. Second loss: the tree is stopped in the
-middle of inference, as a machine that hangs or a laptop that sleeps, and woken after another run has taken over. Nobody
-touches anything in between. At the end the weights and predictions must equal those of a run that never died.
+First loss: the whole process tree of the run is killed in the middle of training. Second loss: the tree is stopped in
+the middle of inference, as a machine that hangs or a laptop that sleeps, and woken after another run has taken over.
+Nobody touches anything in between. At the end the weights and predictions must equal those of a run that never died.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Demo:
         config = json.dumps({"ops": {"delay_model": {"config": {"steps": self.steps}}}})
         self.cluster.launch(JOB, RANGE, config)
         first = wait_for("the run", lambda: next(iter(self.cluster.runs()), None))
-        self.say(f"run {first.run_id[:8]} queued: 12 months, a model of {self.steps:,} training steps, 12 months of predictions")
+        self.say(f"run {first.run_id[:8]} queued: 12 months, {self.steps:,} training steps, 12 months of predictions")
         killed = self.kill_in_training(first)
         stopped = self.stop_in_inference(self.cluster.run(killed.next_run))
         self.finish(stopped)
@@ -76,14 +76,14 @@ class Demo:
     # ---- first loss
 
     def kill_in_training(self, run: dg.DagsterRun) -> Loss:
-        """kill -9 of the run's whole process tree, in the middle of training."""
+        """Kill the run's whole process tree (SIGKILL), in the middle of training."""
         middle = self.steps // 2 + SAVE_INTERVAL // 2
         reached = wait_for(f"training step {middle}", lambda: self.training_step(run.run_id, middle))
         signal_all(self.cluster.processes(run.run_id), signal.SIGKILL)
         at = time.monotonic()
         saved = checks.last_checkpoint(self.cluster.store, "delay_model")
         loss = Loss(run.run_id, "kill -9 of the run's process tree, in training", f"step {reached}")
-        self.say(f"[red]killed[/red] every process of run {run.run_id[:8]} at training step {reached} (last checkpoint: {saved})")
+        self.say(f"[red]killed[/red] all of run {run.run_id[:8]} at training step {reached} (last checkpoint: {saved})")
         self.detect(loss, at)
         resumed = wait_for("training to go on", lambda: self.resumed_step(loss.next_run))
         loss.resumed = time.monotonic() - at
@@ -92,7 +92,9 @@ class Demo:
         loss.redone, loss.redone_from_zero = f"{redone} steps", f"{reached} steps, {len(MONTHS)} + {len(MONTHS)} months"
         self.say(f"[green]resumed[/green] from training step {resumed}: at most {SAVE_INTERVAL} steps are redone")
         if resumed != saved or reached - resumed > SAVE_INTERVAL:
-            raise DemoError(f"Training resumed at step {resumed}; the last checkpoint was {saved}, the run had reached {reached}.")
+            raise DemoError(
+                f"Training resumed at step {resumed}, not at the last checkpoint {saved} (of step {reached})."
+            )
         return loss
 
     def training_step(self, run_id: str, least: int) -> int | None:
@@ -112,15 +114,17 @@ class Demo:
     # ---- second loss
 
     def stop_in_inference(self, run: dg.DagsterRun) -> Loss:
-        """SIGSTOP of the run's whole process tree and its sidecars, in the middle of the range; SIGCONT after the recovery."""
+        """Stop the run's whole process tree (SIGSTOP) in the middle of the range; wake it after the recovery."""
         store = self.cluster.store
         wait_for("predictions", lambda: self.predicted(run.run_id, 4), 180)
         zombie = self.cluster.processes(run.run_id)
         signal_all(zombie, signal.SIGSTOP)
         at = time.monotonic()
         done = checks.committed(store, "delay_predictions", MONTHS)
-        loss = Loss(run.run_id, "SIGSTOP of the run's process tree, in inference", f"{len(done)} of {len(MONTHS)} months")
-        self.say(f"[red]stopped[/red] every process of run {run.run_id[:8]} after {len(done)} months of predictions (last: {done[-1]})")
+        loss = Loss(
+            run.run_id, "SIGSTOP of the run's process tree, in inference", f"{len(done)} of {len(MONTHS)} months"
+        )
+        self.say(f"[red]stopped[/red] all of run {run.run_id[:8]} after {len(done)} months of predictions")
         try:
             self.detect(loss, at)
             first = wait_for("predictions to go on", lambda: self.next_prediction(loss.next_run, done))
@@ -129,13 +133,15 @@ class Demo:
             self.wake(run, zombie)
         finally:
             end_tree(zombie)
-        loss.redone, loss.redone_from_zero = "the month in flight", f"{self.steps} steps, {2 * len(MONTHS) + len(done)} months"
+        months = 2 * len(MONTHS) + len(done)
+        loss.redone, loss.redone_from_zero = "the month in flight", f"{self.steps} steps, {months} months"
         return loss
 
     def predicted(self, run_id: str, least: int) -> bool | None:
         """Whether enough months are committed."""
         self.fail_if_over(run_id)
-        return True if len(checks.committed(self.cluster.store, "delay_predictions", MONTHS[: least + 1])) >= least else None
+        months = checks.committed(self.cluster.store, "delay_predictions", MONTHS[: least + 1])
+        return True if len(months) >= least else None
 
     def next_prediction(self, run_id: str, before: Sequence[str]) -> str | None:
         """The first month that the new run committed."""
@@ -185,7 +191,7 @@ class Demo:
     def reason(self, run_id: str) -> str:
         """Why a run counts as failed, from its own event log."""
         failures = self.cluster.instance.all_logs(run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
-        messages = [entry.dagster_event.message for entry in failures if entry.dagster_event and entry.dagster_event.message]
+        messages = [e.dagster_event.message for e in failures if e.dagster_event and e.dagster_event.message]
         if not messages:
             raise DemoError(f"Run {run_id} is FAILURE without a reason.")
         return messages[0].split("\n", 1)[0]
@@ -217,7 +223,8 @@ def uninterrupted(folder: Path, steps: int) -> str:
     """Run the same pipeline in one process that nothing disturbs; return the URL of its store."""
     url = str(folder / "uninterrupted")
     environment = {**os.environ, "RESILIENT_URL": url, "DAGSTER_HOME": str(folder / "dagster_home")}
-    subprocess.run([sys.executable, "-m", "example_project.demo.uninterrupted", str(steps)], env=environment, check=True)  # noqa: S603 - our own
+    command = [sys.executable, "-m", "example_project.demo.uninterrupted", str(steps)]
+    subprocess.run(command, env=environment, check=True, capture_output=True)  # noqa: S603 - our own command
     return url
 
 
@@ -240,7 +247,8 @@ def main() -> int:
             demo.console.print(f"[bold red]The demo failed:[/bold red] {error}\n\n[dim]{cluster.log_tail()}[/dim]")
             return 1
     print_table(demo.console, losses, TTL_SECONDS)
-    demo.console.print(f"\nLook around: [bold]DAGSTER_HOME={cluster.home} RESILIENT_URL={cluster.url} .venv/bin/dagster-webserver -m {options.module}[/bold]")
+    where = f"DAGSTER_HOME={cluster.home} RESILIENT_URL={cluster.url}"
+    demo.console.print(f"\nLook around: [bold]{where} .venv/bin/dagster-webserver -m {options.module}[/bold]")
     return 0
 
 
@@ -250,8 +258,9 @@ def compare(demo: Demo, url: str) -> None:
     parts: list[tuple[str, Sequence[str | None]]] = [("delay_model", [None]), ("delay_predictions", MONTHS)]
     for asset, partitions in parts:
         size = checks.same_bytes(demo.cluster.store, other, asset, partitions)
-        demo.say(f"[green]equal[/green]: {asset} is bit for bit that of the uninterrupted run ({size:,} bytes compared)")
-
+        demo.say(
+            f"[green]equal[/green]: {asset} is bit for bit that of the uninterrupted run ({size:,} bytes compared)"
+        )
 
 
 if __name__ == "__main__":

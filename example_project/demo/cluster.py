@@ -1,7 +1,8 @@
-"""A real Dagster deployment for the demo: a daemon with its code server, runs in processes of their own, and ways to lose them."""
+"""A real Dagster deployment for the demo (daemon, code server, runs in processes of their own), and ways to lose it."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import dagster as dg
 import psutil
@@ -80,7 +81,7 @@ class Cluster:
             **self.environment,
         }
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         command = [_tool("dagster-daemon"), "run", "-m", self.module]
         with (self.folder / "daemon.log").open("wb") as log:
             self._daemon = subprocess.Popen(command, env=self.variables, stdout=log, stderr=log)  # noqa: S603 - our own
@@ -94,8 +95,6 @@ class Cluster:
 
     def launch(self, job: str, tags: Mapping[str, str], config: str) -> None:
         """Queue a run, as the command line does it; the daemon starts it."""
-        import json  # noqa: PLC0415 - only here
-
         command = [_tool("dagster"), "job", "launch", "-m", self.module, "-j", job, "--tags", json.dumps(dict(tags))]
         done = subprocess.run([*command, "--config-json", config], env=self.variables, capture_output=True, check=False)  # noqa: S603 - our own
         if done.returncode != 0:

@@ -24,7 +24,8 @@ class Row(Protocol):
 def print_table(console: Console, losses: Sequence[Row], ttl: float) -> None:
     """Print what each loss cost, beside a restart from zero."""
     table = Table(title=f"What two losses cost (heartbeat TTL {ttl:.0f} s)", title_justify="left")
-    for heading in ("lost", "had reached", "detected", "working again", "resumed at", "redone", "redone by a restart from zero"):
+    headings = ("lost", "had reached", "detected", "working again", "resumed at", "redone", "redone from zero")
+    for heading in headings:
         table.add_column(heading)
     for loss in losses:
         seconds = f"{loss.detected:.1f} s", f"{loss.resumed:.1f} s"

@@ -1,0 +1,9 @@
+"""Values as objects in a store, and back, without pickle: tables, tensors, documents, bytes.
+
+Importing this package loads none of torch, numpy, pandas and pyarrow: a value whose type comes from one of them can
+only exist where it is loaded already.
+"""
+
+from dagster_resilient.codecs.registry import Encoded, decode, encode
+
+__all__ = ["Encoded", "decode", "encode"]

@@ -1,0 +1,132 @@
+"""What a code location's jobs compute, and with what."""
+
+from typing import Any
+
+import dagster as dg
+from dagster._core.definitions.assets.graph.asset_graph import AssetNode
+
+from dagster_resilient.errors import ConfigurationError
+
+
+def job_of(repository_def: dg.RepositoryDefinition, job_name: str) -> dg.JobDefinition:
+    """Return a job of the code location; `__ASSET_JOB` is the implicit one.
+
+    Raises:
+        ConfigurationError: The code location has no such job.
+    """
+    if not repository_def.has_job(job_name):
+        raise ConfigurationError(
+            f"The code location's repository {repository_def.name!r} has no job {job_name!r}, so its runs cannot be "
+            "planned or re-executed here; put the recovery sensor into the code location that defines the job."
+        )
+    return repository_def.get_job(job_name)
+
+
+def belongs_to(context: dg.SensorEvaluationContext, run: dg.DagsterRun) -> bool:
+    """Return whether a run is one of the sensor's own code location.
+
+    A run of the command line names no location; it belongs where its job is.
+
+    Private: `DagsterRun.remote_job_origin` and `SensorEvaluationContext.code_location_origin`.
+    """
+    if context.repository_def is None or not context.repository_def.has_job(run.job_name):
+        return False
+    if run.remote_job_origin is None or context.code_location_origin is None:
+        return True
+    origin = run.remote_job_origin.repository_origin
+    here = (context.code_location_origin.location_name, context.repository_name)
+    return (origin.code_location_origin.location_name, origin.repository_name) == here
+
+
+def job_of_run(repository_def: dg.RepositoryDefinition, run: dg.DagsterRun) -> dg.JobDefinition:
+    """Return the run's job cut down to the ops, assets and checks that the run selected.
+
+    Private: `JobDefinition.get_subset` and the selections of `DagsterRun`, which the run worker itself applies.
+    """
+    ops = sorted(run.resolved_op_selection) if run.resolved_op_selection else run.op_selection
+    return job_of(repository_def, run.job_name).get_subset(
+        op_selection=ops, asset_selection=run.asset_selection, asset_check_selection=run.asset_check_selection
+    )
+
+
+def job_executor_name(repository_def: dg.RepositoryDefinition, job_name: str) -> str:
+    """Return the name of the executor that runs a job: its own, that of the definitions, or Dagster's default.
+
+    Private: `JobDefinition.executor_def`.
+    """
+    return job_of(repository_def, job_name).executor_def.name
+
+
+def node_of(repository_def: dg.RepositoryDefinition, asset_key: dg.AssetKey) -> AssetNode:
+    """Return the asset's node in the graph. Private: `RepositoryDefinition.asset_graph`."""
+    return repository_def.asset_graph.get(asset_key)
+
+
+def upstream_keys(repository_def: dg.RepositoryDefinition, asset_key: dg.AssetKey) -> set[dg.AssetKey]:
+    """Return the direct upstream assets, external ones included, itself left out.
+
+    Private: `AssetNode.parent_keys`.
+    """
+    return set(node_of(repository_def, asset_key).parent_keys) - {asset_key}
+
+
+def assets_of_step(repository_def: dg.RepositoryDefinition, asset_key: dg.AssetKey) -> set[dg.AssetKey]:
+    """Return the assets that must run together with an asset: all of a multi-asset that cannot be subset.
+
+    Private: `AssetNode.execution_set_asset_keys`.
+    """
+    return set(node_of(repository_def, asset_key).execution_set_asset_keys)
+
+
+def step_key_of(repository_def: dg.RepositoryDefinition, job_name: str, asset_key: dg.AssetKey) -> str | None:
+    """Return the key of the step whose output is the asset, or None where the job does not compute it.
+
+    Private: `JobDefinition.asset_layer`, which alone knows the op behind an asset (the last one of a graph asset).
+    """
+    return _step_key(job_of(repository_def, job_name), asset_key)
+
+
+def _step_key(job: dg.JobDefinition, asset_key: dg.AssetKey) -> str | None:
+    layer = job.asset_layer
+    if asset_key not in layer.selected_asset_keys:
+        return None
+    return str(layer.get_op_output_handle(asset_key).node_handle)
+
+
+def run_asset_keys(repository_def: dg.RepositoryDefinition, run: dg.DagsterRun) -> list[dg.AssetKey]:
+    """Return the assets that a run computes, upstream first. Empty for a job of plain ops.
+
+    Private: `AssetLayer.selected_asset_keys`, `AssetGraph.toposorted_asset_keys`, `DagsterRun.step_keys_to_execute`.
+    """
+    job = job_of_run(repository_def, run)
+    keys = set(job.asset_layer.selected_asset_keys)
+    if run.step_keys_to_execute is not None:
+        keys = {key for key in keys if _step_key(job, key) in run.step_keys_to_execute}
+    return [key for key in repository_def.asset_graph.toposorted_asset_keys if key in keys]
+
+
+def output_is_nothing(repository_def: dg.RepositoryDefinition, asset_key: dg.AssetKey) -> bool:
+    """Return whether an asset hands no value to an IO manager (`-> None`, `-> MaterializeResult`, only `deps`).
+
+    Private: `JobDefinition.asset_layer` of the implicit job, `JobDefinition.get_node`, `DagsterType.is_nothing`.
+    """
+    job = repository_def.get_implicit_global_asset_job_def()
+    handle = job.asset_layer.get_op_output_handle(asset_key)
+    definition = job.get_node(handle.node_handle).definition
+    return bool(definition.output_def_named(handle.output_name).dagster_type.is_nothing)
+
+
+def io_manager_is(
+    repository_def: dg.RepositoryDefinition, job_name: str, asset_key: dg.AssetKey, cls: type[Any]
+) -> bool:
+    """Return whether the IO manager of an asset in a job is configured from `cls` or a subclass.
+
+    Private: `AssetNode.io_manager_key`, `configurable_resource_cls` of the definition that a pydantic resource makes.
+    """
+    definition = job_of(repository_def, job_name).resource_defs.get(node_of(repository_def, asset_key).io_manager_key)
+    return _is_configured_from(definition, cls)
+
+
+def _is_configured_from(definition: object, cls: type[Any]) -> bool:
+    found = getattr(definition, "configurable_resource_cls", None)
+    return isinstance(found, type) and issubclass(found, cls)

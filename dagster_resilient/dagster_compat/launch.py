@@ -1,0 +1,238 @@
+"""Launch a true re-execution of a run from inside a sensor, exactly once."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import dagster as dg
+from dagster._core.errors import DagsterRunAlreadyExists
+from dagster._core.execution.api import create_execution_plan
+from dagster._core.execution.backfill import BulkActionStatus
+from dagster._core.execution.plan.state import KnownExecutionState
+from dagster._core.origin import JobPythonOrigin
+from dagster._core.remote_origin import RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.run_coordinator import DefaultRunCoordinator
+from dagster._core.snap import snapshot_from_execution_plan
+from dagster._core.storage import tags as dagster_tags
+
+from dagster_resilient.dagster_compat.definitions import assets_of_step, job_of_run
+from dagster_resilient.errors import ConfigurationError
+
+_NEVER_KEPT = dagster_tags.TAGS_TO_MAYBE_OMIT_ON_RETRY | {
+    dagster_tags.RUN_KEY_TAG,  # a sensor would take the copy for a run of its own and skip the next request
+    dagster_tags.TICK_ID_TAG,
+    dagster_tags.ASSET_RESUME_RETRY_TAG,
+    dagster_tags.STEP_SELECTION_TAG,
+    dagster_tags.OP_SELECTION_TAG,
+    dagster_tags.PARENT_RUN_ID_TAG,
+    dagster_tags.ROOT_RUN_ID_TAG,
+    dagster_tags.CODE_LOCATION_TAG,
+}
+
+
+def launch_reexecution(
+    context: dg.SensorEvaluationContext,
+    parent: dg.DagsterRun,
+    *,
+    run_id: str,
+    asset_keys: Sequence[dg.AssetKey] | None,
+    tags: Mapping[str, str],
+) -> tuple[dg.DagsterRun, bool]:
+    """Queue a re-execution of a run, exactly once for a run id.
+
+    The sensor may be killed at any line and be called again with the same run id: a run that was created and not yet
+    queued is queued, any further one is left alone. (Dagster runs a sensor's ticks one after the other. Two daemons on
+    one instance could both queue one run.)
+
+    Args:
+        context: The sensor's context. Its code location must define the parent's job.
+        parent: The run to re-execute. Its run config and selection are taken over.
+        run_id: The id of the new run, a UUID that is the same at every call.
+        asset_keys: What to compute, or None for all that the parent had selected. Assets of a multi-asset that cannot
+            be subset are added.
+        tags: All tags of the new run, the parent's `kept_tags` and its partitions among them. The job's own tags, and
+            those that make it a re-execution, are added.
+
+    Returns:
+        The run, and whether this call queued it.
+
+    Raises:
+        ConfigurationError: The run cannot be re-executed from here. The message says why.
+
+    Private: `DagsterInstance.create_run` and `submit_run`. A `RunRequest` would leave parent and root unset, and its
+    run id would be random, so that a crash between request and launch would repeat or lose it.
+    """
+    instance = context.instance
+    _check_coordinator(instance)
+    run = instance.get_run_by_id(run_id)
+    if run is None:
+        run = _create(context, parent, run_id, asset_keys, tags)
+    if run.status != dg.DagsterRunStatus.NOT_STARTED:
+        return run, False
+    # The queue's coordinator reads only the run. A sensor has no workspace, and the daemon launches with its own.
+    return instance.submit_run(run_id, workspace=None), True  # type: ignore[arg-type]
+
+
+def _check_coordinator(instance: dg.DagsterInstance) -> None:
+    """Refuse an instance without a queue: a submitted run would start in the sensor. Private: `run_coordinator`."""
+    if isinstance(instance.run_coordinator, DefaultRunCoordinator):
+        raise ConfigurationError(
+            "The instance launches runs without a queue (DefaultRunCoordinator), which needs a workspace that a sensor "
+            "does not have. Remove `run_coordinator` from dagster.yaml, or set QueuedRunCoordinator."
+        )
+
+
+def _create(
+    context: dg.SensorEvaluationContext,
+    parent: dg.DagsterRun,
+    run_id: str,
+    asset_keys: Sequence[dg.AssetKey] | None,
+    tags: Mapping[str, str],
+) -> dg.DagsterRun:
+    """Create the run, not started. Private: `create_run` and all that the launch page of the UI hands to it."""
+    instance, repository_def = context.instance, _repository_of(context)
+    target = _selected(repository_def, parent, asset_keys)
+    job = job_of_run(repository_def, target)
+    step_keys, known_state = _steps(instance, parent) if asset_keys is None else (None, None)
+    plan = create_execution_plan(
+        job,
+        run_config=parent.run_config,
+        step_keys_to_execute=step_keys,
+        known_state=known_state,
+        instance_ref=instance.get_ref() if instance.is_persistent else None,
+        repository_load_data=repository_def.repository_load_data,
+    )
+    try:
+        return instance.create_run(
+            job_name=parent.job_name,
+            run_id=run_id,
+            run_config=parent.run_config,
+            status=dg.DagsterRunStatus.NOT_STARTED,
+            tags=_tags(job, parent, tags),
+            root_run_id=parent.root_run_id or parent.run_id,
+            parent_run_id=parent.run_id,
+            step_keys_to_execute=step_keys,
+            execution_plan_snapshot=snapshot_from_execution_plan(plan, job.get_job_snapshot_id()),
+            job_snapshot=job.get_job_snapshot(),
+            parent_job_snapshot=job.get_parent_job_snapshot(),
+            asset_selection=target.asset_selection,
+            asset_check_selection=target.asset_check_selection,
+            resolved_op_selection=target.resolved_op_selection,
+            op_selection=target.op_selection,
+            remote_job_origin=_remote_origin(context, parent),
+            job_code_origin=_code_origin(parent),
+            asset_graph=repository_def.asset_graph,
+        )
+    except DagsterRunAlreadyExists:  # another daemon's tick was faster
+        return _stored(instance, run_id)
+
+
+def _repository_of(context: dg.SensorEvaluationContext) -> dg.RepositoryDefinition:
+    if context.repository_def is None:
+        raise ConfigurationError(
+            "The sensor's context holds no definitions: build it with `definitions=` or run it in a code location."
+        )
+    return context.repository_def
+
+
+def _stored(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
+    run = instance.get_run_by_id(run_id)
+    if run is None:
+        raise ConfigurationError(f"Run {run_id} was deleted while it was being created; the next tick tries again.")
+    return run
+
+
+def _selected(
+    repository_def: dg.RepositoryDefinition, parent: dg.DagsterRun, asset_keys: Sequence[dg.AssetKey] | None
+) -> dg.DagsterRun:
+    """Return the parent with the selection of its re-execution.
+
+    Private: the selections of `DagsterRun`. Ops and assets exclude each other; no check selection means all checks of
+    the selected assets.
+    """
+    if asset_keys is None:
+        return parent
+    if not asset_keys:  # Dagster would take an empty selection for the whole job
+        raise ConfigurationError(f"Run {parent.run_id}: no asset is left to re-execute; do not launch it.")
+    keys = frozenset(key for wanted in asset_keys for key in assets_of_step(repository_def, wanted))
+    checks = parent.asset_check_selection
+    return parent._replace(
+        asset_selection=keys,
+        asset_check_selection=None if checks is None else frozenset(c for c in checks if c.asset_key in keys),
+        op_selection=None,
+        resolved_op_selection=None,
+    )
+
+
+def _steps(
+    instance: dg.DagsterInstance, parent: dg.DagsterRun
+) -> tuple[Sequence[str] | None, KnownExecutionState | None]:
+    """Return the parent's selection of steps, where it had one, and where the inputs of those steps come from.
+
+    Private: `DagsterRun.step_keys_to_execute`, which is also set where all steps run; the stored plan tells them apart.
+    """
+    if parent.step_keys_to_execute is None or parent.execution_plan_snapshot_id is None:
+        return None, None
+    snapshot = instance.get_execution_plan_snapshot(parent.execution_plan_snapshot_id)
+    if {step.key for step in snapshot.steps} == set(parent.step_keys_to_execute):
+        return None, None
+    return parent.step_keys_to_execute, snapshot.initial_known_state
+
+
+def _tags(job: dg.JobDefinition, parent: dg.DagsterRun, tags: Mapping[str, str]) -> dict[str, str]:
+    """Add what is not the caller's to choose. Private: `JobDefinition.run_tags`, the tags that make a run's group."""
+    lineage = {
+        dagster_tags.PARENT_RUN_ID_TAG: parent.run_id,
+        dagster_tags.ROOT_RUN_ID_TAG: parent.root_run_id or parent.run_id,
+    }
+    return {**job.run_tags, **tags, **lineage}
+
+
+def kept_tags(parent: dg.DagsterRun, instance: dg.DagsterInstance) -> dict[str, str]:
+    """Return the tags of a run that its re-execution keeps.
+
+    Kept are the user's tags, priority, concurrency keys, retry policy and partitions. Dropped is what belongs to the
+    one run: run key, tick, retry count, failure reason, and all hidden tags (gRPC address, pools, run worker). Tags of
+    a backfill are kept while it goes on: a finished one must not gain runs. These are Dagster's rules for its own
+    retries, made stricter.
+
+    Private: the tags' names, and `DagsterInstance.get_backfill`.
+    """
+    backfill_id = parent.tags.get(dagster_tags.BACKFILL_ID_TAG)
+    backfill = instance.get_backfill(backfill_id) if backfill_id else None
+    going_on = backfill is not None and backfill.status == BulkActionStatus.REQUESTED
+    dropped = _NEVER_KEPT - (dagster_tags.BACKFILL_TAGS if going_on else set())
+    hidden = dagster_tags.HIDDEN_TAG_PREFIX
+    return {key: value for key, value in parent.tags.items() if key not in dropped and not key.startswith(hidden)}
+
+
+def _remote_origin(context: dg.SensorEvaluationContext, parent: dg.DagsterRun) -> RemoteJobOrigin:
+    """Return where the daemon finds the job: in the sensor's own code location, which has just planned the run.
+
+    A run of the command line has no such origin, or one whose location the daemon does not know by that name.
+
+    Private: `SensorEvaluationContext.code_location_origin` and the classes of origins.
+    """
+    if context.code_location_origin is not None and context.repository_name is not None:
+        repository = RemoteRepositoryOrigin(context.code_location_origin, context.repository_name)
+        return repository.get_job_origin(parent.job_name)
+    if parent.remote_job_origin is None:
+        raise ConfigurationError(
+            f"Run {parent.run_id} was started without a code location, and the sensor's context names none either; "
+            "launch the run anew from the UI or with `dagster job launch`."
+        )
+    return parent.remote_job_origin
+
+
+def _code_origin(parent: dg.DagsterRun) -> JobPythonOrigin:
+    """Return how a new process imports the job: as for the parent, in the image of the code that planned this run.
+
+    Private: `DagsterRun.job_code_origin`; the variable from which Dagster's code server takes its image.
+    """
+    origin = parent.job_code_origin
+    if origin is None:
+        raise ConfigurationError(
+            f"Run {parent.run_id} does not say where its code is, as runs of `execute_in_process` do not; launch it "
+            "anew from the UI or with `dagster job launch`."
+        )
+    image = os.environ.get("DAGSTER_CURRENT_IMAGE", origin.repository_origin.container_image)
+    return origin._replace(repository_origin=origin.repository_origin._replace(container_image=image))

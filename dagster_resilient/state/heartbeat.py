@@ -1,0 +1,372 @@
+"""The sidecar process, seen from its parent; what it writes is in `beats`, and given here too.
+
+The heartbeat is written by a process beside the step, so that a step that holds the GIL for minutes, or has not
+finished its imports, still shows that it lives, and one that is dead or stopped does not. Nothing here can fail a step:
+a heartbeat that cannot be written is a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import math
+import multiprocessing.util
+import numbers
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from dagster_resilient.state._processes import SIDECAR, exists, read_stat
+from dagster_resilient.state.beats import Beat, LiveName, Role, list_beats, read_beat, store_now
+from dagster_resilient.storage import keys
+from dagster_resilient.storage.object_store import ObjectStore
+
+__all__ = [
+    "Beat",
+    "LiveName",
+    "Role",
+    "Sidecar",
+    "ensure_sidecar",
+    "list_beats",
+    "process_identity",
+    "read_beat",
+    "store_now",
+]
+
+_log = logging.getLogger(__name__)
+_LONGEST_LINE = 4096  # PIPE_BUF on Linux: up to here a write to a pipe is whole or refused, from any thread
+_STARTS = 4
+_GOODBYE = 2.0
+_STORE_TIMEOUT = 5.0
+_TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+def process_identity(pid: int) -> tuple[int, int] | None:
+    """Return a process's pid and start time in clock ticks, or None where there is no such process.
+
+    The start time tells it from a later process with the same pid. It is 0 on systems without /proc.
+    """
+    stat = read_stat(pid)
+    if stat is not None:
+        return pid, stat[2]
+    return (pid, 0) if not Path("/proc/self/stat").exists() and exists(pid) else None
+
+
+class Sidecar:
+    """The process that beats for this one. Of all methods only `close` waits, and that for about two seconds at most.
+
+    The sidecar reports this process's death, tells it of a fence, ends it where it ignores the fence, and ends it where
+    the run worker that it belongs to has died. After a fork the child's copy of this object does nothing: the sidecar
+    belongs to the process that started it.
+
+    Args:
+        store: Where to beat. Must be one that other processes can open.
+        run_id: The run.
+        root: Root run of its lineage.
+        role: ``worker`` for the run worker, ``step`` for a step process.
+        instance_id: The Dagster instance.
+        process: Id of this process; a new one by default.
+        interval: Seconds between beats.
+        ttl: Seconds without a beat after which an observer may think this process lost.
+        worker: `process_identity` of the run worker; when it dies, this process is ended as an orphan.
+        step_key: The step, where it is known at the start.
+        fence_grace: Seconds that a fenced process has to stop by itself before SIGTERM.
+        term_grace: Seconds between SIGTERM and SIGKILL of the process tree.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        run_id: str,
+        root: str,
+        role: Role,
+        instance_id: str,
+        process: str | None = None,
+        interval: float = 10.0,
+        ttl: float = 45.0,
+        worker: tuple[int, int] | None = None,
+        step_key: str | None = None,
+        fence_grace: float = 10.0,
+        term_grace: float = 10.0,
+    ) -> None:
+        self.process = process or uuid.uuid4().hex
+        self.key = keys.live_key(run_id, role, self.process)
+        self._pid = os.getpid()
+        self._beat = Beat(
+            process=self.process,
+            run_id=run_id,
+            root=root,
+            role=role,
+            instance_id=instance_id,
+            host=os.uname().nodename,
+            pid=self._pid,
+            seq=0,
+            interval=interval,
+            ttl=ttl,
+            step_key=step_key,
+        )
+        self._store = store
+        self._graces = {"fence_grace": fence_grace, "term_grace": term_grace, "store_timeout": _STORE_TIMEOUT}
+        self._fence_key = keys.fence_key(run_id)
+        self._worker = None if worker is None or worker[0] == self._pid else worker
+        # Re-entrant: a signal handler may close what the interrupted code was just starting.
+        self._lock = threading.RLock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._over = threading.Event()
+        self._fenced: str | None = None
+        self._warned: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"Sidecar({self.key!r})"
+
+    def start(self) -> None:
+        """Start the sidecar process, and return without waiting for its first beat. A second call does nothing."""
+        with self._lock:
+            if self._reader is not None or self._over.is_set() or os.getpid() != self._pid:
+                return
+            self._child = self._spawn()
+            self._reader = threading.Thread(target=self._listen, name=f"sidecar-{self.process}", daemon=True)
+            self._reader.start()
+
+    def progress(self, **fields: Any) -> None:
+        """Report progress: the fields are merged into the next beat. Never blocks, never raises.
+
+        ``step_key=`` names the step in progress; a new one clears the fields of the one before. What is no plain value
+        is reported by its type: to print a tensor would wait for its GPU. A report that cannot be passed on at once is
+        dropped; the next one takes its place.
+        """
+        message = {"step_key": fields.pop("step_key")} if "step_key" in fields else {}
+        line = json.dumps({**message, "progress": _plain(fields)}).encode() + b"\n"
+        if len(line) > _LONGEST_LINE:
+            self._warn("long", f"a progress report of {len(line)} bytes was dropped; at most {_LONGEST_LINE} are sent")
+        elif not self._send(line):
+            self._warn("dropped", "a progress report was dropped, since the sidecar did not take it")
+
+    def fenced(self) -> str | None:
+        """Return why our run was fenced, or None as far as the sidecar knows. Cheap enough to ask at every step."""
+        return self._fenced
+
+    def close(self) -> None:
+        """Say goodbye: the sidecar deletes the heartbeat and exits. After about two seconds it is killed."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            was_over, child, reader = self._over.is_set(), self._child, self._reader
+            self._over.set()
+        _forget(self)
+        if was_over or child is None or reader is None:
+            return
+        deadline = time.monotonic() + _GOODBYE
+        self._say_goodbye(child, deadline)
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            self._warn("goodbye", f"the heartbeat may remain: the store did not delete it within {_GOODBYE:g} s")
+        _let_go(child, reader)
+
+    def _spawn(self) -> subprocess.Popen[bytes] | None:
+        """Start the process. It inherits that the terminal's signals are blocked, from its first instant on."""
+        config = self._configuration()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
+        try:
+            child = subprocess.Popen(  # noqa: S603 - our own interpreter and our own file
+                [sys.executable, "-I", "-S", SIDECAR],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # whoever captures our stderr must not wait for the sidecar to close it
+                bufsize=0,
+                close_fds=True,
+                cwd="/",
+            )
+        except OSError as error:
+            self._warn("start", f"no heartbeat for {self.key}: the sidecar could not be started ({error})")
+            return None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once: `_listen` sees that
+            _write_all(child.stdin.fileno(), config)
+        os.set_blocking(child.stdin.fileno(), False)
+        return child
+
+    def _configuration(self) -> bytes:
+        """One line, for the pipe: it holds credentials, and others can read arguments and environments."""
+        config: dict[str, Any] = {
+            "store": dict(self._store.sidecar_config()),
+            "site": _site_of_obstore(),
+            "beat": self._beat.model_dump(mode="json", exclude_none=True),
+            "key": self.key,
+            "fence_key": self._fence_key,
+            "interval": self._beat.interval,
+            "parent": process_identity(self._pid),
+            "worker": self._worker,
+        }
+        return json.dumps({**config, **self._graces}).encode() + b"\n"
+
+    def _send(self, line: bytes) -> bool:
+        """Write one line, whole or not at all. A raw write to a full pipe returns None."""
+        child = self._child
+        if child is None or child.stdin is None or self._over.is_set() or os.getpid() != self._pid:
+            return True
+        try:
+            return child.stdin.write(line) is not None
+        except (OSError, ValueError):
+            return False
+
+    def _say_goodbye(self, child: subprocess.Popen[bytes], deadline: float) -> None:
+        assert child.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it has died already
+            while child.stdin.write(b'{"bye": true}\n') is None and time.monotonic() < deadline:
+                select.select([], [child.stdin], [], max(0.0, deadline - time.monotonic()))
+
+    def _listen(self) -> None:
+        """Read what the sidecars say. One that ends without our goodbye was killed, and is replaced, at most thrice."""
+        for start in range(1, _STARTS + 1):
+            child = self._child
+            if child is None:
+                return
+            for message in _lines(child):
+                self._hear(message)
+            child.wait()
+            if self._over.is_set():
+                return
+            self._warn(f"died {start}", f"the sidecar of {self.key} ended with code {child.returncode}")
+            self._child = None
+            _close_pipes(child.stdin, child.stdout)
+            if start == _STARTS or self._over.wait(self._beat.interval):
+                return
+            with self._lock:
+                self._child = None if self._over.is_set() else self._spawn()
+
+    def _hear(self, message: Mapping[str, str]) -> None:
+        if "fenced" in message:
+            self._fenced = message["fenced"]
+        if "trouble" in message:
+            self._warn(
+                "trouble", f"a beat of {self.key} failed, and is tried again at each interval: {message['trouble']}"
+            )
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Warn once of each kind of trouble: a loop of a million steps must not fill the log."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning("Heartbeat: %s.", text.rstrip("."))
+
+
+def _plain(value: Any) -> Any:
+    """Return the value as strict JSON. What is not finite is spelt as pydantic spells it."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        number = float(value)
+        return number if math.isfinite(number) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(number)]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return f"<{type(value).__name__}>"
+
+
+def _site_of_obstore() -> str:
+    spec = importlib.util.find_spec("obstore")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parents[1])
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _lines(child: subprocess.Popen[bytes]) -> Iterator[dict[str, str]]:
+    """Yield what the sidecar says until it ends. Raw reads: a buffered reader in a daemon thread can abort the exit."""
+    assert child.stdout is not None
+    rest = b""
+    while chunk := os.read(child.stdout.fileno(), 65536):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (json.loads(line) for line in whole)
+
+
+def _let_go(child: subprocess.Popen[bytes], reader: threading.Thread) -> None:
+    """Reap the process and close the pipes, but no pipe that the reader still waits at: its number could be reused."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=1.0)
+    reader.join(timeout=1.0)
+    _close_pipes(child.stdin, None if reader.is_alive() else child.stdout)
+
+
+def _close_pipes(*pipes: IO[bytes] | None) -> None:
+    for pipe in pipes:
+        if pipe is not None:
+            pipe.close()
+
+
+_live: dict[tuple[str, str, str], Sidecar] = {}
+_live_lock = threading.RLock()
+_finalizer: list[multiprocessing.util.Finalize] = []
+
+
+def ensure_sidecar(store: ObjectStore, *, run_id: str, role: Role, **options: Any) -> Sidecar | None:
+    """Return the sidecar of this process for this store, run and role; start it at the first call.
+
+    It is closed when the process exits, also where that is a forked `multiprocessing` child, which skips `atexit`.
+
+    Args:
+        store: Where to beat.
+        run_id: The run.
+        role: See `Sidecar`.
+        options: Further arguments of `Sidecar`; they count at the first call.
+
+    Returns:
+        None where no other process can see the store.
+    """
+    if not store.is_shared:
+        return None
+    with _live_lock:
+        name = (store.url, run_id, role)
+        if name not in _live:
+            _live[name] = Sidecar(store, run_id=run_id, role=role, **options)
+            _live[name].start()
+        if not _finalizer:
+            # Below 0: after multiprocessing has ended and joined our children, during which we still live.
+            _finalizer.append(multiprocessing.util.Finalize(None, _close_all, exitpriority=-100))
+        return _live[name]
+
+
+def _close_all() -> None:
+    for sidecar in list(_live.values()):
+        sidecar.close()
+
+
+def _forget(sidecar: Sidecar) -> None:
+    with _live_lock:
+        for name in [name for name, known in _live.items() if known is sidecar]:
+            del _live[name]
+
+
+def _after_fork() -> None:
+    """The child beats for itself: it starts with no sidecar, and with a lock that no thread of its parent holds."""
+    global _live_lock  # noqa: PLW0603 - the inherited lock may be held for ever
+    _live_lock = threading.RLock()
+    _live.clear()
+    _finalizer.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

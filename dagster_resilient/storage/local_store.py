@@ -1,0 +1,196 @@
+"""`ObjectStore` in a directory: whole files only, durable, and create-if-absent decided by the file system."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dagster_resilient.errors import (
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StorageError,
+    StoragePermissionError,
+    StoreUnavailableError,
+)
+from dagster_resilient.storage.object_store import Buffer, ObjectInfo, ObjectStore, as_buffers, check_key, check_prefix
+
+_TEMPORARY = re.compile(r".*#\d+", re.DOTALL)
+# What a disk, a network mount or a busy machine may get over. Everything else stays as it is, however often one asks.
+_PASSING = {
+    *(errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+}
+
+
+class LocalDirectoryStore(ObjectStore):
+    """A directory. A write is a temporary file, fsync, then a link (create) or rename (put), then fsync of the folder.
+
+    The temporary file lies beside its target, since a rename works only within one file system. Its name ends in ``#``
+    and digits: no key does, and neither this store nor object_store's lists such names, so that a file which a killed
+    process left behind is never seen.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # os.path.abspath: Path.absolute keeps "..", and resolve would follow links.
+        self._path = Path(os.path.abspath(path.expanduser()))  # noqa: PTH100
+        self.url = f"file://{self._path}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object."""
+        with self._errors("read", key):
+            return self._file(key).read_bytes()
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each range."""
+        with self._errors("read", key), self._file(key).open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if any(end > size for _, end in ranges):
+                message = f"Could not read {self.url}/{key}: a range ends beyond its {size} bytes."
+                raise StorageError(message, store=self.url, key=key)
+            return [_read_range(file.fileno(), start, end) for start, end in ranges]
+
+    def put(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
+        """Write an object atomically."""
+        with self._errors("write", key):
+            self._write(key, buffers, Path.replace)
+
+    def create(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
+        """Write an object only if none has this key: a hard link is refused where its name is taken."""
+        with self._errors("create", key):
+            try:
+                self._write(key, buffers, lambda temporary, target: target.hardlink_to(temporary))
+            except FileExistsError as error:
+                message = f"An object is already at {self.url}/{key}."
+                raise ObjectExistsError(message, store=self.url, key=key) from error
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return size and time."""
+        with self._errors("read", key):
+            return _info(key, self._file(key).stat())
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """Yield the objects under a prefix."""
+        with self._errors("list", check_prefix(prefix)):
+            self._make_folder(self._path)
+            found = sorted(_walk(self._path / prefix, prefix), key=lambda info: info.key)
+        yield from (info for info in found if start_after is None or info.key > start_after)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete exactly these keys. Their folders stay: removing one races with a writer that just made sure of it."""
+        for key in keys:
+            with self._errors("delete", key), contextlib.suppress(ObjectNotFoundError):
+                self._file(key).unlink()
+
+    def sidecar_config(self) -> Mapping[str, Any]:
+        """Return the path."""
+        return {"kind": "local", "path": str(self._path)}
+
+    def _file(self, key: str) -> Path:
+        """Return the path of an object that may be read. A folder is none, nor is what lies "under" an object."""
+        path = self._path / check_key(key)
+        with self._errors("open", key):
+            self._make_folder(self._path)
+        if path.is_dir():
+            raise ObjectNotFoundError(f"No object at {self.url}/{key}.", store=self.url, key=key)
+        return path
+
+    def _write(self, key: str, buffers: Buffer | Iterable[Buffer], publish: Callable[[Path, Path], object]) -> None:
+        target = self._path / check_key(key)
+        self._make_folder(target.parent)
+        temporary = target.with_name(f"part#{secrets.randbits(63)}")
+        try:
+            with temporary.open("xb", buffering=0) as file:
+                for chunk in as_buffers(buffers):
+                    _write_all(file.fileno(), chunk)
+                os.fsync(file.fileno())
+            publish(temporary, target)
+            _sync_folder(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder and its parents; sync each parent, or a power loss forgets the whole branch."""
+        if folder.is_dir():
+            return
+        self._make_folder(folder.parent)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            if not folder.is_dir():  # else another writer was faster
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
+        _sync_folder(folder.parent)
+
+    @contextlib.contextmanager
+    def _errors(self, verb: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            raise self._translated(error, verb, key) from error
+
+    def _translated(self, error: OSError, verb: str, key: str) -> StorageError:
+        where = f"{self.url}/{key}"
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)) and verb in {"read", "delete"}:
+            return ObjectNotFoundError(f"No object at {where}.", store=self.url, key=key)
+        at = f" ({error.filename})" if error.filename else ""
+        message = f"Could not {verb} {where}: {error.strerror or error}{at}."
+        if isinstance(error, PermissionError):
+            return StoragePermissionError(message, store=self.url, key=key)
+        if error.errno in _PASSING:
+            return StoreUnavailableError(message, store=self.url, key=key)
+        return StorageError(message, store=self.url, key=key)
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
+    """Yield the files under a folder. What another process deletes meanwhile is left out."""
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir():
+            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
+        elif not _TEMPORARY.fullmatch(entry.name):
+            with contextlib.suppress(FileNotFoundError):
+                yield _info(prefix + entry.name, entry.stat())
+
+
+def _info(key: str, stat: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC))
+
+
+def _read_range(file: int, start: int, end: int) -> bytes:
+    """One call may return less than asked for: Linux stops at 2 GiB."""
+    pieces = []
+    while start < end:
+        piece = os.pread(file, end - start, start)
+        if not piece:
+            raise OSError(errno.EIO, "the file became shorter while it was read")
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)
+
+
+def _write_all(file: int, chunk: memoryview) -> None:
+    """One call may take only part: a file-size limit or a nearly full disk does that once before it fails."""
+    while chunk:
+        chunk = chunk[os.write(file, chunk) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,144 @@
+"""A parent process for the tests of the sidecar, and how to wait for what it and its sidecar do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dagster_resilient.state.heartbeat import Beat, read_beat
+from dagster_resilient.storage import keys
+from dagster_resilient.storage.object_store import ObjectStore
+
+T = TypeVar("T")
+RUN = "run-1"
+FAST: dict[str, Any] = {"run_id": RUN, "root": RUN, "role": "step", "instance_id": "i", "interval": 0.1, "ttl": 1.0}
+
+# A parent. It reads one JSON line that says how to behave, and prints one when it is ready.
+PARENT = """
+import json, os, signal, subprocess, sys, time
+from dagster_resilient.state.heartbeat import Sidecar
+from dagster_resilient.storage.object_store import open_store
+
+told = json.loads(sys.stdin.readline())
+sidecar = Sidecar(open_store(told["url"], told.get("options")), **told["sidecar"])
+sidecar.start()
+sidecar.progress(step=41)
+sidecar.progress(step=42)
+children = []
+if told.get("ignore_term"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if told.get("close_on_term"):
+
+    def leave(*_):
+        sidecar.close()
+        sys.stdin.readline()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+if told.get("children"):
+    # A child in a session of its own, which ignores SIGTERM, and a grandchild.
+    code = (
+        "import signal, subprocess; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "p = subprocess.Popen(['/bin/sleep', '300']); print(p.pid, flush=True); p.wait()"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    children = [child.pid, int(child.stdout.readline())]
+if told.get("fork_a_holder"):
+    pid = os.fork()  # holds the pipe to the sidecar open, as a forked loader worker does
+    if pid == 0:
+        time.sleep(300)
+        os._exit(0)
+    children = [pid]
+print(json.dumps({"key": sidecar.key, "sidecar": sidecar._child.pid, "children": children}), flush=True)
+while sidecar.fenced() is None or not told.get("stop_when_fenced"):
+    time.sleep(0.01)
+sidecar.close()
+print(sidecar.fenced(), flush=True)
+"""
+
+
+@dataclass
+class Parent:
+    """A started parent and what it told of itself."""
+
+    process: subprocess.Popen[str]
+    key: str
+    sidecar: int
+    children: list[int]
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+
+def eventually(look: Callable[[], T], seconds: float = 30.0) -> T:
+    """Return the first true answer; fail where none comes in time."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, "the awaited state did not come"
+        time.sleep(0.02)
+    return found
+
+
+def runs(pid: int) -> bool:
+    """Whether a process lives; a zombie that nobody reaps does not."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    return False
+
+
+def beat_of(store: ObjectStore, key: str) -> Beat:
+    """Wait for the heartbeat."""
+    return eventually(lambda: read_beat(store, key))
+
+
+def beat_after(store: ObjectStore, key: str, seq: int) -> Beat:
+    """Wait for a beat with a higher number."""
+    return eventually(lambda: beat if (beat := read_beat(store, key)) is not None and beat.seq > seq else None)
+
+
+def fence(store: ObjectStore, run_id: str = RUN) -> None:
+    """Fence a run."""
+    store.create(keys.fence_key(run_id), b'{"reason": "declared lost"}')
+
+
+def start(
+    stack: contextlib.ExitStack,
+    url: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    sidecar: Mapping[str, Any] | None = None,
+    **told: Any,
+) -> Parent:
+    """Start a parent. What is left of it and its children is killed when the stack closes."""
+    process = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stack.callback(_end, process)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    config = {"url": url, "options": options, "sidecar": {**FAST, **(sidecar or {})}, **told}
+    process.stdin.write(json.dumps(config) + "\n")
+    process.stdin.flush()
+    parent = Parent(process, **json.loads(process.stdout.readline()))
+    for pid in parent.children:
+        stack.callback(_kill, pid)
+    return parent
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
