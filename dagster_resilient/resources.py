@@ -111,7 +111,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
             ConfigurationError: The step computes several assets, and none was named.
         """
         key = _asset_key(context, asset)
-        keys = _partition_keys(context)
+        keys = _partition_keys(context, key)
         code_version = context.assets_def.code_versions_by_key.get(key) if context.has_assets_def else None
         fingerprint = None if code_version is None else f"code:{code_version}"
         return Task(self.attempt(), tuple(key.path), keys, fingerprint, DagsterHooks(context, key))
@@ -234,8 +234,10 @@ def _asset_key(context: dg.AssetExecutionContext, asset: AssetName | None) -> dg
     return only
 
 
-def _partition_keys(context: dg.AssetExecutionContext) -> tuple[str, ...]:
-    """Return the targeted partitions in order of definition; Dagster's own order is that of a set."""
+def _partition_keys(context: dg.AssetExecutionContext, key: dg.AssetKey) -> tuple[str, ...]:
+    """Return the targeted partitions, none for an asset without partitions in a run over a range of others' partitions."""
+    if context.has_assets_def and context.assets_def.specs_by_key[key].partitions_def is None:
+        return ()
     if not (context.has_partition_key or context.has_partition_key_range):
         return ()
     return tuple(str(key) for key in context.partition_keys)

@@ -235,11 +235,9 @@ class RecoveryTick:
                 return
             try:
                 act(thing)
-            except Exception as error:  # noqa: BLE001 - one bad run must not stop the recovery of the others
+            except Exception:  # noqa: BLE001 - one bad run must not stop the recovery of the others
                 self._outcomes["skipped on an error"] += 1
-                self._context.log.error(
-                    f"Recovery of {thing} failed and is tried again at the next tick: {error}", exc_info=error
-                )
+                self._context.log.exception(f"Recovery failed and is tried again at the next tick: {thing}")
 
 
 def _newest_worker_beats(beats: Iterable[LiveName]) -> dict[str, float]:

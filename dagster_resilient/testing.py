@@ -50,8 +50,8 @@ class Fault:
         kind: One of
 
             - ``fail``: the request is lost, the store never sees it: `StoreUnavailableError`.
-            - ``torn``: a write breaks off half way: `StoreUnavailableError`. Nothing of it is visible, as `object_store`
-              promises; in a directory its temporary file stays.
+            - ``torn``: a write breaks off half way: `StoreUnavailableError`. Nothing of it is visible, as
+              `object_store` promises; in a directory its temporary file stays.
             - ``no_space``: the store is full: `StorageError`.
             - ``lose_reply``: the store does it, and the reply is lost: `StoreUnavailableError`.
             - ``die_before``, ``die_after``: this process gets SIGKILL before or after the store does it. Nothing is
@@ -127,7 +127,8 @@ class FaultStore(ObjectStore):
         return result
 
     def _before(self, fault: Fault, operation: Operation) -> None:
-        time.sleep(fault.seconds)
+        if fault.seconds:
+            time.sleep(fault.seconds)
         if fault.kind == "die_before":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault.kind == "fail":

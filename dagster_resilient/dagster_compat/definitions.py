@@ -87,26 +87,33 @@ def step_key_of(repository_def: dg.RepositoryDefinition, job_name: str, asset_ke
 
 
 def _step_key(job: dg.JobDefinition, asset_key: dg.AssetKey) -> str | None:
-    layer = job.asset_layer
-    if asset_key not in layer.selected_asset_keys:
+    if asset_key not in _asset_keys(job):
         return None
-    return str(layer.get_op_output_handle(asset_key).node_handle)
+    return str(job.asset_layer.get_op_output_handle(asset_key).node_handle)
+
+
+def _asset_keys(job: dg.JobDefinition) -> set[dg.AssetKey]:
+    """Return what a job computes. Cut down to ops, a job keeps its whole asset layer: only its nodes tell."""
+    nodes = {node.name for node in job.nodes}
+    return {key for data in job.asset_layer.data if data.node_handle.name in nodes for key in data.assets_def.keys}
 
 
 def run_asset_keys(repository_def: dg.RepositoryDefinition, run: dg.DagsterRun) -> list[dg.AssetKey]:
     """Return the assets that a run computes, upstream first. Empty for a job of plain ops.
 
-    Private: `AssetLayer.selected_asset_keys`, `AssetGraph.toposorted_asset_keys`, `DagsterRun.step_keys_to_execute`.
+    Private: `AssetLayer.data`, `AssetGraph.toposorted_asset_keys`, `DagsterRun.step_keys_to_execute`.
     """
     job = job_of_run(repository_def, run)
-    keys = set(job.asset_layer.selected_asset_keys)
+    keys = _asset_keys(job)
     if run.step_keys_to_execute is not None:
         keys = {key for key in keys if _step_key(job, key) in run.step_keys_to_execute}
     return [key for key in repository_def.asset_graph.toposorted_asset_keys if key in keys]
 
 
 def output_is_nothing(repository_def: dg.RepositoryDefinition, asset_key: dg.AssetKey) -> bool:
-    """Return whether an asset hands no value to an IO manager (`-> None`, `-> MaterializeResult`, only `deps`).
+    """Return whether an asset never hands a value to an IO manager: `-> None`, or given by specs alone.
+
+    A function that returns `MaterializeResult` may put a value into it, so the answer for it is no.
 
     Private: `JobDefinition.asset_layer` of the implicit job, `JobDefinition.get_node`, `DagsterType.is_nothing`.
     """

@@ -107,8 +107,8 @@ def _check_range(context: dg.OutputContext, partitions: list[str], obj: Any) -> 
     missing, extra = [key for key in partitions if key not in obj], [key for key in obj if key not in set(partitions)]
     if missing or extra:
         raise ConfigurationError(
-            f"{name}: the returned dict lacks the partitions {missing[:10]} and has {extra[:10]}, which are not of this "
-            "run. Return exactly the run's partitions."
+            f"{name}: the returned dict lacks the partitions {missing[:10]} and has {extra[:10]}, which are not of "
+            "this run. Return exactly the run's partitions."
         )
 
 

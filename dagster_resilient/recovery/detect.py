@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import pydantic
 
 LOOKS_TO_CONVICT = 2
+# Seconds between two looks beyond which the observer itself was asleep. A daemon ticks every 5 s at best, a slow tick
+# takes up to a minute; a shorter nap is covered by the second look, before which every live worker has beaten again.
+LONGEST_GAP = 60.0
 MASS_SHARE = 0.3
 MASS_COUNT = 3
 
@@ -74,7 +77,8 @@ def observe(memory: Observation, now: float, runs: Sequence[Sighting], *, ttl: f
         ttl: Seconds without a heartbeat after which a worker counts as lost.
         start_allowance: Seconds that a run may take until its first heartbeat: imports, images, queues.
     """
-    unbroken = memory.since is not None and memory.last is not None and 0 <= now - memory.last <= ttl
+    longest_gap = max(ttl, LONGEST_GAP)
+    unbroken = memory.since is not None and memory.last is not None and 0 <= now - memory.last <= longest_gap
     since = memory.since if unbroken and memory.since is not None else now
     watched = now - since
     silent = {run.run_id: memory.silent_since.get(run.run_id, now) for run in runs if run.last_beat is None}

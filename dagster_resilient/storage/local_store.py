@@ -88,7 +88,7 @@ class LocalDirectoryStore(ObjectStore):
     def delete(self, keys: Iterable[str]) -> None:
         """Delete exactly these keys. Their folders stay: removing one races with a writer that just made sure of it."""
         for key in keys:
-            with self._errors("delete", key), contextlib.suppress(ObjectNotFoundError):
+            with contextlib.suppress(ObjectNotFoundError), self._errors("delete", key):
                 self._file(key).unlink()
 
     def sidecar_config(self) -> Mapping[str, Any]:

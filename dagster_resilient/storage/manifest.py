@@ -12,16 +12,17 @@ from typing import Any
 import pydantic
 from blake3 import blake3
 
-from dagster_resilient.errors import IntegrityError, ObjectNotFoundError, SchemaVersionError
+from dagster_resilient.errors import ConfigurationError, IntegrityError, ObjectNotFoundError, SchemaVersionError
 from dagster_resilient.storage.object_store import Buffer, ObjectStore, as_buffers
 
 SCHEMA_VERSION = 1
+_MANIFEST = "manifest.json"
 
 
 class Record(pydantic.BaseModel):
     """Base of everything we store as JSON: frozen, with a schema version that refuses what is newer than this code."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     schema_version: int = SCHEMA_VERSION
 
     def to_bytes(self) -> bytes:
@@ -42,15 +43,16 @@ class Record(pydantic.BaseModel):
         """
         try:
             document = pydantic.TypeAdapter(dict[str, Any]).validate_json(raw)
-            version = int(document.get("schema_version", 0))
-            if version > SCHEMA_VERSION:
-                raise SchemaVersionError(
-                    f"{where} has schema version {version}; this library reads up to {SCHEMA_VERSION}. "
-                    "Upgrade dagster-resilient."
-                )
-            return cls.model_validate_json(raw)
-        except (pydantic.ValidationError, TypeError) as error:
+            newer = int(document.get("schema_version", 0)) > SCHEMA_VERSION
+            record = None if newer else cls.model_validate_json(raw)
+        except (ValueError, TypeError) as error:
             raise IntegrityError(f"{where} is not a valid {cls.__name__}: {error}") from error
+        if record is None:
+            raise SchemaVersionError(
+                f"{where} has schema version {document['schema_version']}; this library reads up to {SCHEMA_VERSION}. "
+                "Upgrade dagster-resilient."
+            )
+        return record
 
 
 class StoredObject(Record):
@@ -126,9 +128,11 @@ def write_manifest(
     Returns:
         The manifest's own key, size and digest: what a log entry names to commit it.
     """
+    if _MANIFEST in parts:
+        raise ConfigurationError(f"The codec {codec} gives an object the role {_MANIFEST!r}, the name of the manifest.")
     objects = {role: put_object(store, f"{prefix}/{role}", buffers) for role, buffers in parts.items()}
     manifest = Manifest(codec=codec, objects=objects, meta=dict(meta))
-    return put_object(store, f"{prefix}/manifest.json", [manifest.to_bytes()])
+    return put_object(store, f"{prefix}/{_MANIFEST}", [manifest.to_bytes()])
 
 
 def read_manifest(store: ObjectStore, named: StoredObject) -> Manifest:
@@ -142,5 +146,7 @@ def objects_present(store: ObjectStore, named: StoredObject) -> bool:
     try:
         manifest = read_manifest(store, named)
         return all(store.head(part.key).size == part.size for part in manifest.objects.values())
+    except SchemaVersionError:
+        raise  # it is there; to call it absent would be to compute it again over what a newer version keeps
     except (ObjectNotFoundError, IntegrityError):
         return False

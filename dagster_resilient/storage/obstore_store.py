@@ -6,6 +6,7 @@ obstore's runtime does not survive (`forked`).
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 import re
@@ -39,6 +40,7 @@ _CLIENT = {
 # Our own retries are outside: here only what hides a single dropped connection.
 _RETRY = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
 _PART, _PARTS = 5 * 1024 * 1024, 10_000  # S3's smallest part and greatest number of parts
+_GAP = 1024 * 1024  # as in object_store: reading so much too much costs less than a request
 _DELETES = 1000  # keys in one request
 
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -47,8 +49,12 @@ _CREDENTIAL_CODES = {
     *("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed"),
     *("SignatureDoesNotMatch", "TokenRefreshRequired"),
 }
-_REDIRECTED, _REFUSED = 3, 4  # hundreds of a status that asking again does not change, but for:
+_REFUSED = 4  # the hundreds of a status that asking again does not change, but for:
 _PASSING_STATUS = {408, 409, 425, 429}
+_ADVICE = {
+    "NoSuchBucket": "no such bucket. Create it or correct the URL.",
+    "incorrectly configured region": "the bucket is in another region. Name it by client_kwargs={'region_name': ...}.",
+}
 _INSTANCE_ROLE = "169.254.169.254"  # asked for credentials where none are given
 
 
@@ -86,16 +92,17 @@ class S3ObjectStore(ObjectStore):
 
     @forked.safe
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each range. An empty range is no request: the server would refuse it."""
-        asked = [(start, end) for start, end in ranges if start < end]
+        """Return the bytes of each range, neighbours in one request. An empty range is none: it would be refused."""
+        blocks = _merged([(start, end) for start, end in ranges if start < end])
         with self._errors("read", key):
-            starts, ends = [start for start, _ in asked], [end for _, end in asked]
-            got = iter(obstore.get_ranges(self._client, self._path(key), starts=starts, ends=ends))
-        found = [bytes(next(got)) if start < end else b"" for start, end in ranges]
-        if any(len(part) != end - start for part, (start, end) in zip(found, ranges, strict=True)):
+            starts, ends = [start for start, _ in blocks], [end for _, end in blocks]
+            bodies = [
+                memoryview(body) for body in obstore.get_ranges(self._client, self._path(key), starts=starts, ends=ends)
+            ]
+        if any(len(body) != end - start for body, (start, end) in zip(bodies, blocks, strict=True)):
             message = f"Could not read {self.url}/{key}: a range ends beyond the object."
             raise StorageError(message, store=self.url, key=key)
-        return found
+        return [_cut(bodies, starts, one) for one in ranges]
 
     @forked.safe
     def put(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
@@ -140,7 +147,7 @@ class S3ObjectStore(ObjectStore):
         paths = [self._path(key) for key in keys]
         for first in range(0, len(paths), _DELETES):
             batch = paths[first : first + _DELETES]
-            with self._errors("delete", batch[0].removeprefix(self._root)), contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(ObjectNotFoundError), self._errors("delete", batch[0].removeprefix(self._root)):
                 obstore.delete(self._client, batch)
 
     def sidecar_config(self) -> Mapping[str, Any]:
@@ -177,22 +184,45 @@ def _classified(error: Exception) -> tuple[type[StorageError], str]:
     text = str(error).strip()
     status, code = _STATUS.search(text), _CODE.search(text)
     number, name = int(status[1]) if status else 0, code[1] if code else ""
-    if name == "NoSuchBucket":
-        return StorageError, "no such bucket. Create it or correct the URL."
+    for sign, advice in _ADVICE.items():
+        if sign in text:
+            return StorageError, advice
     if isinstance(error, FileNotFoundError):
         return ObjectNotFoundError, ""
     if isinstance(error, (obs.AlreadyExistsError, obs.PreconditionError)):
         return ObjectExistsError, ""
     refused = isinstance(error, (obs.PermissionDeniedError, obs.UnauthenticatedError, PermissionError))
-    if _INSTANCE_ROLE in text:
-        advice = "no credentials are given, and this machine has no role to ask. Give the options key and secret."
-        return StoragePermissionError if number // 100 == _REFUSED else StoreUnavailableError, advice
     if refused or number in {401, 403} or name in _CREDENTIAL_CODES:
-        return StoragePermissionError, f"permission denied ({name or number}). Check the credentials and their rights."
+        return StoragePermissionError, _refusal(text, name or str(number))
+    permanent = number // 100 == _REFUSED and number not in _PASSING_STATUS and name != "RequestTimeout"
     # The detail is the first line: the rest is a debug print.
     detail = " ".join(filter(None, [name, text.split("\n", 1)[0]]))
-    permanent = number // 100 in {_REDIRECTED, _REFUSED} and number not in _PASSING_STATUS and name != "RequestTimeout"
     return StorageError if permanent else StoreUnavailableError, detail
+
+
+def _refusal(text: str, reason: str) -> str:
+    if _INSTANCE_ROLE in text:
+        return "no credentials are given, and this machine has no role to ask. Give the options key and secret."
+    return f"permission denied ({reason}). Check the credentials and their rights."
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges with small gaps. object_store would do the same, but panics where such a block ends short."""
+    blocks: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if blocks and start - blocks[-1][1] <= _GAP:
+            blocks[-1] = (blocks[-1][0], max(end, blocks[-1][1]))
+        else:
+            blocks.append((start, end))
+    return blocks
+
+
+def _cut(bodies: Sequence[memoryview], starts: Sequence[int], wanted: tuple[int, int]) -> bytes:
+    start, end = wanted
+    if start >= end:
+        return b""
+    block = bisect.bisect_right(starts, start) - 1
+    return bytes(bodies[block][start - starts[block] : end - starts[block]])
 
 
 def s3_config(options: Mapping[str, Any]) -> dict[str, str]:

@@ -20,7 +20,7 @@ class RetryingStore(ObjectStore):
     """A store that tries again while the one inside is unavailable, for at most `patience` seconds.
 
     Only `StoreUnavailableError` is retried: "permission denied" and "not found" do not change by asking again. The wait
-    before try n is uniform in [0, min(5 s, 0.1 s x 2^n)] (full jitter: AWS Architecture Blog, 2015).
+    before retry n, counted from 0, is uniform in [0, min(5 s, 0.1 s x 2^n)] (full jitter: AWS Architecture Blog, 2015).
     """
 
     def __init__(self, inner: ObjectStore, patience: float = DEFAULT_PATIENCE) -> None:

@@ -12,7 +12,8 @@ from dagster_resilient.storage.object_store import ObjectStore, check_key
 from dagster_resilient.storage.retry import RetryingStore
 
 _KNOWN = "Use s3://bucket/prefix, file:///path, a plain path, or memory://name."
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*)", re.DOTALL)
+# A known scheme, or anything before "://" or ":/": "s3:/bucket" is a slip of the pen, not a folder named "s3:".
+_URL = re.compile(r"((?:file|s3a?|memory)(?=:)|[A-Z][A-Z0-9+.-]+(?=:/)):(.*)", re.DOTALL | re.IGNORECASE)
 
 
 def open_url(url: str, options: Mapping[str, Any]) -> ObjectStore:
@@ -20,9 +21,9 @@ def open_url(url: str, options: Mapping[str, Any]) -> ObjectStore:
     if not url.strip():
         raise ConfigurationError(f"The URL of the store is empty. {_KNOWN}")
     match = _URL.fullmatch(url)
-    if match is None and "://" not in url:
+    if match is None:
         return _open_directory(url)
-    scheme, place = (match[1].lower(), match[2]) if match else (url.split("://")[0], "")
+    scheme, place = match[1].lower(), match[2]
     if scheme == "file":
         return _open_directory(_absolute_path(place))
     if scheme == "memory":

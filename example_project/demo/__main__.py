@@ -259,7 +259,7 @@ def compare(demo: Demo, url: str) -> None:
     for asset, partitions in parts:
         size = checks.same_bytes(demo.cluster.store, other, asset, partitions)
         demo.say(
-            f"[green]equal[/green]: {asset} is bit for bit that of the uninterrupted run ({size:,} bytes compared)"
+            f"[green]equal[/green]: {asset}, bit for bit that of the uninterrupted run ({size:,} bytes)"
         )
 
 

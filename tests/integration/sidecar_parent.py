@@ -36,6 +36,8 @@ sidecar.progress(step=42)
 children = []
 if told.get("ignore_term"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if told.get("spawn_on_term"):
+    signal.signal(signal.SIGTERM, lambda *_: print(subprocess.Popen(["/bin/sleep", "300"]).pid, flush=True))
 if told.get("close_on_term"):
 
     def leave(*_):

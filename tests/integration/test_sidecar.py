@@ -155,6 +155,19 @@ def test_a_parent_that_ignores_sigterm_is_killed_with_its_tree(
     assert beat_of(store, parent.key).state == "exited"
 
 
+def test_a_child_that_was_born_after_sigterm_is_killed_too(
+    store: ObjectStore, start_parent: Callable[..., Parent]
+) -> None:
+    """A parent that answers SIGTERM by starting more processes takes them along."""
+    parent = start_parent(store.url, spawn_on_term=True, sidecar={"fence_grace": 0.1, "term_grace": 2.0})
+    fence(store)
+    assert parent.process.stdout is not None
+    child = int(parent.process.stdout.readline())
+    assert runs(child)
+    assert parent.process.wait(30) == -signal.SIGKILL
+    eventually(lambda: not runs(child))
+
+
 def test_a_parent_that_says_goodbye_after_sigterm_is_not_killed(
     store: ObjectStore, start_parent: Callable[..., Parent]
 ) -> None:
@@ -243,8 +256,10 @@ def test_signals_are_blocked_from_the_sidecars_first_instant(store: ObjectStore)
     sidecar = Sidecar(store, **FAST)
     sidecar.start()
     assert sidecar._child is not None
-    sidecar._child.send_signal(signal.SIGINT)
+    first = sidecar._child
+    first.send_signal(signal.SIGINT)
     assert beat_of(store, sidecar.key).seq >= 1
+    assert first.poll() is None
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
     sidecar.close()
 

@@ -96,7 +96,7 @@ ADDRESSING = {
     "A05 several dimensions": ["x/y|z", "x|y/z", "x|y|z"],
     "A09 long ASCII": ["k" * 300, "k" * 299 + "x", "k" * 280 + "y" * 20],
     "A09 long CJK": ["漢" * 300, "漢" * 299 + "字", "漢" * 299],
-    "A10 special characters": list("#?%+&=,;[]* \n\t\x00😀") + ["", "[x]", "a*b", "a\nb"],
+    "A10 special characters": [*"#?%+&=,;[]* \n\t\x00😀", "", "[x]", "a*b", "a\nb"],
     "A12 case": ["A", "a", "Aa", "aA", "aa"],
     "A14 hive style": ["a%b=1", "partition/", "b=2", "a=1/b=2"],
 }
