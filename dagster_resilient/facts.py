@@ -17,6 +17,7 @@ from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import objects_present
 
 _READERS = 16
+_PROGRESS = frozenset({"checkpoint", "complete", "value"})
 
 
 class RunFacts:
@@ -25,6 +26,9 @@ class RunFacts:
     A partition is done if this series committed it under the current code version and its objects are present. An asset
     that another IO manager stores is done by STEP_SUCCESS; STEP_OUTPUT comes before the value is written and counts for
     nothing. The same holds for an asset without an output that never used a partition loop.
+
+    Attributes:
+        progressed: Whether the run itself committed anything. Known once `assets` was read.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class RunFacts:
         self._series = series
         self._group = [other for other in group if series_of(other, context.instance.get_run_by_id) == series]
         self._values: dict[tuple[tuple[str, ...], str | None], ValueRef] = {}
+        self.progressed = False
 
     @cached_property
     def assets(self) -> list[AssetFacts]:
@@ -72,6 +77,8 @@ class RunFacts:
 
     def _committed(self, key: dg.AssetKey, partition: str | None) -> ValueRef | None:
         head = NumberedLog(ObjectRecords(self._store), keys.task_prefix(tuple(key.path), partition)).head()
+        if head is not None and head.run_id == self._run.run_id and head.kind in _PROGRESS:
+            self.progressed = True
         if head is None or head.value is None or self._series not in head.committed_by:
             return None
         if head.value.fingerprint != self._fingerprint(key):

@@ -148,8 +148,12 @@ class RecoveryTick:
         failure = classify(
             fence.failure_class if fence else None, compat.failure_error_names(self._instance, run.run_id)
         )
+        self._fence_group(run, group)
         attempts = sum(1 for other in group if RECOVERY_OF_TAG in other.tags)
+        facts = RunFacts(self._context, self._resource, run, group)
         decision = self._policy.decide(failure, attempts, self._elapsed(run), run.run_id)
+        if decision.action == "wait" and facts.assets and facts.progressed:
+            decision = self._policy.decide(failure, attempts, self._elapsed(run), run.run_id, progressed=True)
         if decision.action == "wait":
             self._outcomes["waiting for their backoff"] += 1
             return
@@ -160,15 +164,18 @@ class RecoveryTick:
             self._settle(run, verdict)
             self._outcomes["given up"] += 1
             return
-        self._relaunch(run, group, verdict)
+        self._relaunch(run, facts, verdict)
 
-    def _relaunch(self, run: dg.DagsterRun, group: list[dg.DagsterRun], verdict: Verdict) -> None:
+    def _fence_group(self, run: dg.DagsterRun, group: list[dg.DagsterRun]) -> None:
+        """Fence before anything is read for the plan: an orphan of a failed run may still be writing."""
+        reason = f"Run {run.run_id} failed; recovery plans what it left."
         for earlier in group:
-            reason = f"Recovery re-executes run {run.run_id}."
             fence_run(
                 self._records, earlier.run_id, reason=reason, failure_class="superseded", by=self._context.sensor_name
             )
-        facts = RunFacts(self._context, self._resource, run, group)
+
+    def _relaunch(self, run: dg.DagsterRun, facts: RunFacts, verdict: Verdict) -> None:
+        """Record the decision, then launch: a tick that dies in between comes to the same decision and the same id."""
         missing = plan(facts.assets)
         facts.adopt_unrecorded()
         if facts.assets and not missing.missing:
@@ -178,6 +185,8 @@ class RecoveryTick:
             self._outcomes["adopted"] += 1
             return
         child = str(uuid.uuid5(_RUN_IDS, f"{run.run_id}:{verdict.attempt}"))
+        words = f"{verdict.reason}; {missing.words()}"
+        self._settle(run, verdict.model_copy(update={"action": "relaunched", "reason": words, "child": child}))
         _, new = compat.launch_reexecution(
             self._context,
             run,
@@ -185,8 +194,6 @@ class RecoveryTick:
             asset_keys=[dg.AssetKey(list(key)) for key in missing.missing] or None,
             tags=self._tags(run, missing, verdict),
         )
-        words = f"{verdict.reason}; {missing.words()}"
-        self._settle(run, verdict.model_copy(update={"action": "relaunched", "reason": words, "child": child}))
         self._outcomes["re-executed"] += int(new)
 
     def _tags(self, run: dg.DagsterRun, missing: Plan, verdict: Verdict) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""An example to copy: predict the arrival delays of the flights that left New York in 2013, on machines that may vanish."""
+"""An example to copy: predict the arrival delays of New York's flights of 2013, on machines that may vanish."""

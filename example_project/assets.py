@@ -104,7 +104,7 @@ def _shown(errors: pd.DataFrame, figures: pd.DataFrame) -> dict[str, Any]:
     return {
         "mean absolute error": dg.MetadataValue.md(report.markdown_table(figures)),
         "by hour": dg.MetadataValue.md(report.markdown_plot(errors)),
-        "model_mae": float(total["model"]),
-        "median_mae": float(total["constant"]),
+        "model_mae": total["model"],
+        "median_mae": total["constant"],
         "gain per day": f"{gain:.2f} min, standard error {deviation:.2f}",
     }

@@ -26,12 +26,10 @@ resilient = ResilientResource(
 )
 
 # Everything over one range of months: the model is trained once, between the features and the predictions.
-delay_pipeline = dg.define_asset_job("delay_pipeline", partitions_def=assets.monthly)
+delay_pipeline = dg.define_asset_job("delay_pipeline")
 
 # A new month is predicted with the model that there is; training anew is a decision of its own.
-score_month = dg.define_asset_job(
-    "score_month", [assets.flights, assets.flight_features, assets.delay_predictions], partitions_def=assets.monthly
-)
+score_month = dg.define_asset_job("score_month", [assets.flights, assets.flight_features, assets.delay_predictions])
 
 defs = dg.Definitions(
     assets=dg.load_assets_from_modules([assets]),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,12 +21,13 @@ SEED = 2013
 STEPS = 2_000
 BATCH = 1_024
 HIDDEN = 128
+EMBEDDING = 8
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
 def encode(features: pd.DataFrame) -> tuple[Tensor, Tensor]:
-    """Return the numbers (rows x NUMBERS, NaN where unknown) and the categories as integer codes (rows x CATEGORIES)."""
+    """Return the numbers (rows x NUMBERS, NaN where unknown) and the categories as codes (rows x CATEGORIES)."""
     numbers = torch.from_numpy(features[NUMBERS].to_numpy(np.float32))
     columns = [features[name].map(_code, na_action="ignore").to_numpy(np.int64) for name in CATEGORIES]
     return numbers, torch.from_numpy(np.stack(columns, axis=1))
@@ -44,10 +46,10 @@ class Category(nn.Module):
 
     known: Tensor
 
-    def __init__(self, known: Tensor, width: int = 8) -> None:
+    def __init__(self, known: Tensor) -> None:
         super().__init__()
         self.register_buffer("known", known)
-        self.embedding = nn.Embedding(len(known) + 1, width)
+        self.embedding = nn.Embedding(len(known) + 1, EMBEDDING)
 
     def forward(self, codes: Tensor) -> Tensor:
         """Return one vector per code."""
@@ -72,7 +74,7 @@ class DelayModel(nn.Module):
         self.register_buffer("scale", scale)
         self.register_buffer("median", median)
         self.categories = nn.ModuleList(Category(codes) for codes in known)
-        width = len(mean) + sum(category.embedding.embedding_dim for category in self.categories)
+        width = len(mean) + EMBEDDING * len(known)
         self.layers = nn.Sequential(
             nn.Linear(width, HIDDEN), nn.ReLU(), nn.Dropout(0.5),
             nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Dropout(0.5),
@@ -113,7 +115,7 @@ class Rows(Dataset[Batch]):
         return self.numbers[wanted], self.codes[wanted], self.delays[wanted]
 
 
-def as_is(batch: Batch) -> Batch:
+def as_is(batch: Any) -> Any:
     """Collate nothing: `Rows` already returns batches."""
     return batch
 
@@ -142,7 +144,7 @@ class Training:
         loss.backward()
         self.optimizer.step()
         self.scheduler.step()
-        return loss.item()
+        return float(loss.detach())
 
 
 def build_training(features: pd.DataFrame, steps: int = STEPS) -> Training:
@@ -152,7 +154,7 @@ def build_training(features: pd.DataFrame, steps: int = STEPS) -> Training:
     arrived = features[features[TARGET].notna()]
     numbers, codes = encode(arrived)
     delays = torch.from_numpy(arrived[TARGET].to_numpy(np.float32))
-    known = [column.unique() for column in codes.unbind(dim=1)]
+    known = [torch.from_numpy(np.unique(column)) for column in codes.numpy().T]
     statistics = arrived[NUMBERS].agg(["mean", "std"]).to_numpy(np.float32)
     model = DelayModel(known, torch.tensor(statistics[0]), torch.tensor(statistics[1]), delays.median())
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.5)

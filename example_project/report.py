@@ -44,8 +44,8 @@ def daily_gain(errors: pd.DataFrame) -> tuple[float, float]:
     Flights of one day share its weather and its queues, so days, not flights, count as independent trials.
     """
     days = errors.groupby(errors["scheduled"].dt.date)[["model", "constant"]].mean()
-    gain = days["constant"] - days["model"]
-    return float(gain.mean()), float(gain.sem())
+    gain = (days["constant"] - days["model"]).to_numpy()
+    return float(gain.mean()), float(gain.std(ddof=1) / len(gain) ** 0.5)
 
 
 def markdown_table(figures: pd.DataFrame) -> str:

@@ -124,6 +124,7 @@ class TrainingSession:
         found = newest_checkpoint(self._task)
         if found is not None:
             self._restore(found)
+            log.info("Training resumes after step %d from %s.", self.step, found.ref.manifest.key)
         self._saver.begin(found.ref if found else None)
 
     def _restore(self, found: Restored) -> None:

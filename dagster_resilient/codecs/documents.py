@@ -196,11 +196,8 @@ class _Encoder:
         kind = type(value)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         base = next((base.__name__ for base in kind.__mro__[1:] if base in _COMPOSED or base in _SCALARS), None)
-        advice = (
-            f"convert it to {base}"
-            if base
-            else "store what it is made of (numbers, text, lists, dicts, arrays, tensors)"
-        )
+        advice = f"convert it to {base}" if base else "store what it is made of: numbers, text, lists, dicts, tensors"
+        advice = "store its state_dict()" if hasattr(value, "state_dict") else advice
         return UnsupportedValueError(
             f"{self._path()} is a {name}, which cannot be stored so that it comes back equal; {advice}."
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_resilient.codecs.documents import decode_document, encode_document
 from dagster_resilient.codecs.tables import decode_frame, encode_frame
 from dagster_resilient.codecs.tensors import PackReader, PackWriter
-from dagster_resilient.errors import SchemaVersionError, UnsupportedValueError
+from dagster_resilient.errors import IntegrityError, SchemaVersionError, UnsupportedValueError
 from dagster_resilient.storage.object_store import Buffer
 
 NONE, BYTES, FRAME, DOCUMENT = "none/1", "bytes/1", "pandas-parquet/1", "document/1"
@@ -60,7 +60,7 @@ def encode_tree(value: Any, codec: str = DOCUMENT) -> Encoded:
 
 def decode_tree(parts: Mapping[str, bytes]) -> Any:
     """Decode what `encode_tree` made."""
-    return decode_document(parts[DOCUMENT_PART], PackReader(parts.get(TENSORS_PART)))
+    return decode_document(_part(parts, DOCUMENT_PART), PackReader(parts.get(TENSORS_PART)))
 
 
 def decode(codec: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:
@@ -75,18 +75,24 @@ def decode(codec: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> A
         SchemaVersionError: This version of the library does not know the codec.
         IntegrityError: The objects are not what the codec writes.
     """
-    if codec == NONE:
-        return None
-    if codec == BYTES:
-        return parts[BYTES_PART]
-    if codec == FRAME:
-        return decode_frame(parts[FRAME_PART], meta)
-    if codec == DOCUMENT:
-        return decode_tree(parts)
-    known = f"{NONE}, {BYTES}, {FRAME}, {DOCUMENT}"
-    raise SchemaVersionError(
-        f"The value was stored by the codec {codec!r}; this version knows {known}. Upgrade dagster-resilient."
-    )
+    decoders: dict[str, Callable[[], Any]] = {
+        NONE: lambda: None,
+        BYTES: lambda: _part(parts, BYTES_PART),
+        FRAME: lambda: decode_frame(_part(parts, FRAME_PART), meta),
+        DOCUMENT: lambda: decode_tree(parts),
+    }
+    if codec not in decoders:
+        raise SchemaVersionError(
+            f"The value was stored by the codec {codec!r}; this version knows {', '.join(decoders)}. "
+            "Upgrade dagster-resilient."
+        )
+    return decoders[codec]()
+
+
+def _part(parts: Mapping[str, bytes], role: str) -> bytes:
+    if role not in parts:
+        raise IntegrityError(f"The manifest lists no object {role!r}, which its codec needs.")
+    return parts[role]
 
 
 def _is_pandas(value: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_resilient.codecs.documents import decode_document, encode_document
 from dagster_resilient.codecs.tensors import PackReader, PackWriter
-from dagster_resilient.errors import UnsupportedValueError
+from dagster_resilient.errors import IntegrityError, UnsupportedValueError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,10 @@ def _read(raw: bytes) -> pd.DataFrame:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    frame: pd.DataFrame = pq.read_table(pa.BufferReader(raw)).to_pandas()
+    try:
+        frame: pd.DataFrame = pq.read_table(pa.BufferReader(raw)).to_pandas()
+    except pa.ArrowException as error:
+        raise IntegrityError(f"The stored table cannot be read as Parquet: {error}") from error
     return frame
 
 

@@ -35,7 +35,7 @@ class ResilientIOManager(dg.ConfigurableIOManager):
             FencedError: A newer run or attempt has taken over.
         """
         path = _path(context, self.resilient)
-        fingerprint = None if context.version is None or not context.has_asset_key else _fingerprint(context)
+        fingerprint = _fingerprint(context) if context.has_asset_key else None
         attempt = self.resilient.attempt()
         partitions = list(context.asset_partition_keys) if context.has_asset_partitions else []
         if len(partitions) <= 1:

@@ -62,7 +62,8 @@ class RecoveryPolicy:
     """How many attempts each class of failure gets, and how they are spaced.
 
     The delay before attempt n is uniform in [0, min(longest_wait, first_wait x 2^(n-1))] (full jitter). A lost or
-    crashed machine says nothing against the code, so its first attempt comes at once.
+    crashed machine says nothing against the code, so its first attempt comes at once; and a run that has committed
+    something before it failed starts the count of the delays anew (not that of the attempts).
 
     Attributes:
         max_attempts: Re-executions per run group, by the class of its latest failure.
@@ -88,7 +89,9 @@ class RecoveryPolicy:
         if bad:
             raise ConfigurationError(f"RecoveryPolicy: {', '.join(bad)} must not be negative.")
 
-    def decide(self, failure: FailureClass, attempts: int, elapsed: float, seed: str) -> Decision:
+    def decide(
+        self, failure: FailureClass, attempts: int, elapsed: float, seed: str, *, progressed: bool = False
+    ) -> Decision:
         """Decide about a failed run.
 
         Args:
@@ -96,13 +99,14 @@ class RecoveryPolicy:
             attempts: Re-executions that recovery has launched in its group.
             elapsed: Seconds since the failure.
             seed: Something fixed for this failure, so that every tick computes the same delay.
+            progressed: Whether the failed run had committed anything.
         """
         limit = self.max_attempts.get(failure, 0)
         if attempts >= limit:
             return Decision(
                 "give_up", f"{attempts} of {limit} attempts for failures of class {failure} are used up", attempts
             )
-        delay = self.delay(failure, attempts + 1, seed)
+        delay = self.delay(failure, 1 if progressed else attempts + 1, seed)
         words = f"attempt {attempts + 1} of {limit} after a failure of class {failure}"
         if elapsed < delay:
             return Decision("wait", f"{words}, {delay - elapsed:.0f} s from now", attempts + 1, delay)

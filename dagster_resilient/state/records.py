@@ -70,6 +70,7 @@ class Entry(Record):
         op: Unique id of the operation that wrote it.
         parent_op: The `op` of entry n-1, None for the first entry.
         kind: What the operation was.
+        run_id: The run that wrote the entry.
         asset: The asset key's parts, or the task's name as one part.
         partition_key: In clear, also where the storage key holds only a hash of it.
         generation: The fencing token: grows by one at each acquire.
@@ -89,6 +90,7 @@ class Entry(Record):
     op: str
     parent_op: str | None = None
     kind: Kind
+    run_id: str = ""
     asset: tuple[str, ...]
     partition_key: str | None = None
     generation: int = 0

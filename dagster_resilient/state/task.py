@@ -327,6 +327,7 @@ class DurableTask:
             "op": uuid.uuid4().hex,
             "parent_op": head.op if head else None,
             "kind": kind,
+            "run_id": self.claim.run_id,
             "asset": self.asset,
             "partition_key": self.partition_key,
             "attempts": dict(list(attempts.items())[-_ATTEMPTS_KEPT:]),

@@ -1,4 +1,4 @@
-"""Whether a store decides create-if-absent, on which all ownership rests. Some servers accept the condition and ignore it."""
+"""Whether a store decides create-if-absent, on which all ownership rests. Some servers ignore the condition."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def require_create(store: ObjectStore) -> None:
         except ObjectExistsError:
             return
     raise ConfigurationError(
-        f"{store.url} overwrites objects that it was asked to create only if absent (If-None-Match: *). Two runs could own "
-        "one task there. Use AWS S3, or a server that honours conditional writes."
+        f"{store.url} overwrites objects that it was asked to create only if absent (If-None-Match: *). Two runs could "
+        "own one task there. Use AWS S3, or a server that honours conditional writes."
     )

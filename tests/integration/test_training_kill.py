@@ -1,4 +1,4 @@
-"""kill -9 of a training: it ends bit-equal to one that was never killed, and no kill costs more than one save interval."""
+"""kill -9 of a training: it ends bit-equal to one that was never killed; a kill costs one save interval at most."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_redo(lines):
     """Check that every start resumed at most one interval before what the earlier ones had done."""
     done = 0
     for resumed, steps in starts(lines):
-        assert done - EVERY <= resumed <= done + EVERY
+        assert done - EVERY <= resumed <= done
         assert [line["step"] for line in steps] == list(range(resumed, resumed + len(steps)))
         done = max(done, resumed + len(steps))
 
@@ -93,7 +93,7 @@ def check_equal(folder, straight):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_training_that_is_killed_at_random_moments_ends_bit_equal(tmp_path, straight):
-    """Weights, moments, schedule, each loss and each sample id; the store is left with the retained checkpoints only."""
+    """Weights, moments, schedule, each loss and each sample id, at every try of every step."""
     seed = int(os.environ.get("RESILIENT_SEED", time.time_ns() % 2**32))
     print(f"RESILIENT_SEED={seed}")
     rng = random.Random(seed)

@@ -1,0 +1,61 @@
+"""What S3 promises beyond the common contract, seen by a second client."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import servers
+
+from dagster_resilient.storage import keys, obstore_store
+from dagster_resilient.storage.object_store import ObjectStore
+
+Place = tuple[str, dict[str, Any]]
+
+pytestmark = pytest.mark.s3
+
+
+def names(store: ObjectStore, prefix: str = "") -> list[str]:
+    """The keys that a listing shows, in its order."""
+    return [info.key for info in store.list(prefix)]
+
+
+def test_list_shows_more_than_one_page(s3_store: ObjectStore) -> None:
+    """S3 answers in pages of 1,000: what is on the second one is shown too, and deleted by one call."""
+    wanted = [f"steps/{keys.numbered(n)}" for n in range(1105)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: s3_store.put(key, b"1"), wanted))
+    assert names(s3_store, "steps/") == wanted
+    s3_store.delete(wanted)
+    assert names(s3_store, "steps/") == []
+
+
+def test_a_small_object_is_one_request_and_a_large_one_has_growing_parts(
+    s3_store: ObjectStore, s3_url: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 5 MiB there are no parts; above, parts grow so that their number stays below S3's limit."""
+
+    def parts(key: str) -> int:
+        bucket, prefix = s3_url.removeprefix("s3://").split("/")
+        tag = servers.client(s3_server).head_object(Bucket=bucket, Key=f"{prefix}/{key}")["ETag"].strip('"')
+        return int(tag.partition("-")[2] or 1)
+
+    s3_store.put("small", [b"x"] * 3)
+    s3_store.put("large", [b"x" * 7_000_000] * 3)
+    monkeypatch.setattr(obstore_store, "_PARTS", 2)
+    s3_store.put("larger", [b"x" * 7_000_000] * 3)
+    assert (parts("small"), parts("large"), parts("larger")) == (1, 5, 2)
+    assert s3_store.get("larger") == b"x" * 21_000_000
+
+
+def test_folder_markers_of_other_tools_do_no_harm(s3_store: ObjectStore, s3_url: str, s3_server: Any) -> None:
+    """Empty objects named like folders, as consoles make them, neither break a listing nor hide what is below."""
+    bucket, prefix = s3_url.removeprefix("s3://").split("/")
+    for key in ("ckpt/", "ckpt/step-5/"):
+        servers.client(s3_server).put_object(Bucket=bucket, Key=f"{prefix}/{key}", Body=b"")
+    s3_store.put("ckpt/step-5/data", b"1")
+    assert "ckpt/step-5/data" in names(s3_store, "ckpt/")
+    assert s3_store.get("ckpt/step-5/data") == b"1"
+    s3_store.delete(names(s3_store))
+    assert [info for info in s3_store.list("") if info.size] == []

@@ -1,0 +1,196 @@
+"""The hypothesis machine that chooses the interleaving, and the casts that it plays with."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import pytest
+from actors import Cast, Role, publisher, reader, sensor, trainer, trimmer
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from scheduler import CREATE_FAULTS, Actor, Fault, World
+
+from dagster_resilient.state import log as log_module
+from dagster_resilient.state import task as task_module
+from dagster_resilient.state.owner import Verdict
+
+TIMED: dict[str, Role] = {
+    "old": Role("R0", "o", publisher()),
+    "owner": Role("R1", "a", trainer(2)),
+    "zombie": Role("R1", "a", publisher()),
+    "second try": Role("R1", "a", publisher(), after="+zombie"),
+    "taker": Role("R2", "a", trainer(2, end="release"), after="+owner"),
+    "orphan's twin": Role("R3", "a", publisher()),
+    "successor": Role("R4", "a", publisher(), after="sensor"),
+    "trained successor": Role("R5", "a", trainer(1), after="sensor"),
+    "user's successor": Role("R6", "u", publisher(), after="sensor"),
+    "stranger": Role("Q", "q", publisher(3)),
+    "training stranger": Role("P", "p", trainer(1)),
+    "sensor": Role("S", "s", sensor("R1")),
+    "trimmer": Role("G1", "g1", trimmer(2)),
+    "second trimmer": Role("G2", "g2", trimmer(1)),
+    "reader": Role("D", "d", reader(2)),
+}
+# Without time, nothing but the first entries of the generations stops a zombie; so these are leased writers only.
+LEASED: dict[str, Role] = {
+    "owner": Role("R1", "a", trainer(3, publishes=False)),
+    "taker": Role("R2", "a", trainer(2, end="release", publishes=False), after="+owner"),
+    "second taker": Role("R3", "a", trainer(1, end="crash", publishes=False), after="+owner"),
+    "stranger": Role("P", "p", trainer(1, publishes=False)),
+    "sensor": Role("S", "s", sensor("R1")),
+    "trimmer": Role("G1", "g1", trimmer(3)),
+    "second trimmer": Role("G2", "g2", trimmer(2)),
+    "reader": Role("D", "d", reader(2)),
+}
+_FAULTS_AT_MOST = 5
+_EMPTY_LISTINGS_AT_MOST = 6
+
+
+def bring_trims_near(patch: pytest.MonkeyPatch, *, timed: bool) -> None:
+    """Let logs of five entries meet what else needs fifty, and let everybody believe that every owner is dead.
+
+    Args:
+        patch: Undoes it.
+        timed: Whether an entry must be superseded for an hour before it is trimmed, and leased writers look twice after
+            half an hour, as in real life. Where False, entries go at once and leased writers never look twice: then the
+            first entries of the generations must be enough.
+    """
+    patch.setattr(log_module, "KEEP_ENTRIES", 1)
+    patch.setattr(task_module, "local_verdict", lambda owner: Verdict.DEAD)
+    if not timed:
+        patch.setattr(log_module, "KEEP_FOR", timedelta(0))
+        patch.setattr(task_module, "_FRESH_SECONDS", float("inf"))
+
+
+class ProtocolMachine(RuleBasedStateMachine):
+    """Lets actors proceed, fail and die in any order. Everything is checked after every store operation.
+
+    Attributes:
+        roles: Who may take part; each example draws some of them.
+        required: Who takes part in each example.
+        faults: What may happen to operations.
+    """
+
+    roles: ClassVar[dict[str, Role]] = TIMED
+    required: ClassVar[frozenset[str]] = frozenset()
+    faults: ClassVar[tuple[Fault, ...]] = tuple(Fault)
+    crashes: ClassVar[bool] = True
+    jumps: ClassVar[bool] = True
+    examples: ClassVar[int] = 0
+    operations: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).examples += 1
+        self.cast = Cast({})
+        self._faults_left = _FAULTS_AT_MOST
+        self._empty_left = _EMPTY_LISTINGS_AT_MOST
+        self._broken = False
+
+    @property
+    def world(self) -> World:
+        return self.cast.world
+
+    @initialize(data=st.data())
+    def choose_cast(self, data: st.DataObject) -> None:
+        """Draw who takes part: with few actors the search goes deeper."""
+        optional = sorted(self.roles.keys() - self.required)
+        drawn = data.draw(st.sets(st.sampled_from(optional)), label="cast") if optional else set()
+        names = self.required | drawn or {optional[0]}
+        self.cast = Cast({name: role for name, role in self.roles.items() if name in names})
+
+    def _pick(self, number: int) -> Actor | None:
+        alive = [actor for actor in self.world.actors.values() if actor.alive]
+        return alive[number % len(alive)] if alive else None
+
+    def _step(self, actor: Actor, fault: Fault | None = None) -> None:
+        type(self).operations += 1
+        try:
+            actor.step(fault)
+        except BaseException:
+            self._broken = True
+            raise
+
+    @rule(number=st.integers(0, 15), operations=st.integers(1, 9))
+    def proceed(self, number: int, operations: int) -> None:
+        """Let one actor do some operations in a row; then it may be a zombie for long."""
+        actor = self._pick(number)
+        while actor is not None and actor.alive and operations:
+            self._step(actor)
+            operations -= 1
+
+    @rule(number=st.integers(0, 15))
+    def finish(self, number: int) -> None:
+        """Let one actor go on until its script ends."""
+        actor = self._pick(number)
+        while actor is not None and actor.alive:
+            self._step(actor)
+
+    @rule(number=st.integers(0, 15), choice=st.integers(0, 15))
+    def disturb(self, number: int, choice: int) -> None:
+        """Let a fault happen to an operation that waits."""
+        fitting = [
+            (actor, fault)
+            for actor in self.world.actors.values()
+            if actor.alive
+            for fault in self.faults
+            if self._fits(actor, fault)
+        ]
+        if fitting:
+            actor, fault = fitting[(number * 16 + choice) % len(fitting)]
+            self._empty_left -= fault is Fault.EMPTY_LISTING
+            self._faults_left -= fault in CREATE_FAULTS
+            self._step(actor, fault)
+
+    def _fits(self, actor: Actor, fault: Fault) -> bool:
+        waits = actor.pending
+        if waits is None or waits.outcome is not None:
+            return False
+        if fault is Fault.EMPTY_LISTING:
+            return self._empty_left > 0 and waits.verb == "LIST" and self._deletes_under(waits.key)
+        return fault is Fault.SLOW_REPLY or (self._faults_left > 0 and waits.verb == "CREATE")
+
+    def _deletes_under(self, prefix: str) -> bool:
+        """Whether a listing can race with a delete now."""
+        waiting = [actor.pending for actor in self.world.actors.values() if actor.alive and actor.pending]
+        return any(request.verb == "DELETE" and request.key.startswith(prefix) for request in waiting)
+
+    @precondition(lambda self: self.crashes)
+    @rule(number=st.integers(0, 15))
+    def crash(self, number: int) -> None:
+        """Let one actor never proceed again."""
+        actor = self._pick(number)
+        if actor is not None and actor.began is not None:
+            self.world.trace.append(f"{actor.name}: CRASH")
+            actor.crash()
+
+    @precondition(lambda self: self.world.under_way)
+    @rule(number=st.integers(0, 15))
+    def arrive(self, number: int) -> None:
+        """Let a request arrive that its client gave up waiting for."""
+        try:
+            self.world.deliver(number)
+        except BaseException:
+            self._broken = True
+            raise
+
+    @precondition(lambda self: self.jumps)
+    @rule(seconds=st.sampled_from([(1900.0, 1900.0), (3700.0, 3700.0), (3700.0, 1900.0)]))
+    def let_time_pass(self, seconds: tuple[float, float]) -> None:
+        """Let an hour pass, of which a process may have noticed little more than half."""
+        self.world.advance(*seconds)
+
+    def teardown(self) -> None:
+        """Let all who live come to their end, one after the other; then nothing may be left waiting."""
+        try:
+            while not self._broken and any(actor.alive for actor in self.world.actors.values()):
+                self.finish(0)
+        finally:
+            for actor in self.world.actors.values():
+                actor.crash()
+
+
+def machine(name: str, **attributes: Any) -> type[ProtocolMachine]:
+    """Return a machine with other attributes."""
+    return type(name, (ProtocolMachine,), {"examples": 0, "operations": 0, **attributes})

@@ -1,0 +1,140 @@
+"""Whether another process that holds a lease lives: by its machine's process table, or by its heartbeat."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from dagster_resilient.errors import StoreUnavailableError
+from dagster_resilient.state.owner import OwnerWatch, Verdict, local_verdict, start_ticks, this_process
+from dagster_resilient.state.records import Claim, Owner
+from dagster_resilient.storage.memory_store import MemoryObjectStore
+from dagster_resilient.storage.object_store import ObjectInfo
+from dagster_resilient.testing import FakeClock, FaultStore
+
+BEAT = "live/run/step-0a.json"
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def owner(**changes: Any) -> Owner:
+    """This process as an owner that beats every 10 s, or another one."""
+    claim = Claim(root="r", attempt=1, run_id="run", series="r", op="op")
+    return this_process(claim, heartbeat=BEAT, interval=10.0, ttl=45.0).model_copy(update=changes)
+
+
+class Watching:
+    """A watch over an owner elsewhere. Store and observer have clocks of their own, which pass time together."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.clock = FakeClock()
+        self.beat: datetime | None = NOON
+        self.faulty = FaultStore(_Beating(self))
+        self.watch = OwnerWatch(self.faulty, owner(**changes), lambda: self.now, self.clock)
+
+    @property
+    def now(self) -> datetime:
+        """The store's clock."""
+        return NOON + timedelta(seconds=self.clock())
+
+    def look_after(self, seconds: float, *, beating: bool = False) -> Verdict:
+        """Let time pass, and look."""
+        self.clock.advance(seconds)
+        if beating:
+            self.beat = self.now
+        return self.watch.look()
+
+
+class _Beating(MemoryObjectStore):
+    def __init__(self, watching: Watching) -> None:
+        super().__init__(uuid.uuid4().hex)
+        self._watching = watching
+
+    def head(self, key: str) -> ObjectInfo:
+        if self._watching.beat is None:
+            return super().head(key)
+        return ObjectInfo(key, 1, self._watching.beat)
+
+
+def test_this_process_is_alive_and_one_that_ended_is_dead() -> None:
+    """By pid and start time: a zombie that nobody has waited for counts as dead."""
+    assert local_verdict(owner()) is Verdict.ALIVE
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    other = owner(pid=process.pid, started=start_ticks(process.pid))
+    assert local_verdict(other) is Verdict.ALIVE
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert local_verdict(other) is Verdict.DEAD
+    assert process.wait() == -signal.SIGKILL
+    assert process.stdin is not None
+    process.stdin.close()
+    assert local_verdict(other) is Verdict.DEAD
+
+
+def test_a_recycled_pid_is_another_process() -> None:
+    """The same pid with another start time is not the owner."""
+    assert local_verdict(owner(started=1)) is Verdict.DEAD
+
+
+@pytest.mark.parametrize("change", [{"host": "elsewhere"}, {"boot": "another"}, {"boot": ""}])
+def test_a_pid_of_another_machine_or_boot_says_nothing(change: dict[str, str]) -> None:
+    """Neither alive nor dead."""
+    assert local_verdict(owner(**change)) is Verdict.UNKNOWN
+
+
+def test_an_owner_that_beats_is_alive() -> None:
+    """The first look tells nothing; a beat after it does, however old the first one was."""
+    watching = Watching()
+    assert watching.look_after(10_000) is Verdict.UNKNOWN
+    assert watching.look_after(5) is Verdict.UNKNOWN
+    assert watching.look_after(5, beating=True) is Verdict.ALIVE
+
+
+def test_an_owner_that_stopped_beating_is_dead_after_its_ttl() -> None:
+    """No beat for longer than the TTL, and none over two intervals of our own looks."""
+    watching = Watching()
+    verdicts = [watching.look_after(seconds) for seconds in (0, 20, 24, 2)]
+    assert verdicts == [Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.DEAD]
+
+
+def test_an_old_beat_alone_is_no_death() -> None:
+    """At the end of an outage every beat is old: two intervals of looks must pass first."""
+    watching = Watching()
+    assert watching.look_after(3600) is Verdict.UNKNOWN
+    assert watching.look_after(19) is Verdict.UNKNOWN
+    assert watching.look_after(2) is Verdict.DEAD
+
+
+def test_an_owner_without_its_heartbeat_object_is_dead_after_its_ttl() -> None:
+    """Perhaps its first beat is still under way."""
+    watching = Watching()
+    watching.beat = None
+    verdicts = [watching.look_after(seconds) for seconds in (0, 44, 2)]
+    assert verdicts == [Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.DEAD]
+
+
+def test_a_first_beat_that_comes_late_is_life() -> None:
+    """From no heartbeat to one."""
+    watching = Watching()
+    watching.beat = None
+    assert watching.look_after(0) is Verdict.UNKNOWN
+    assert watching.look_after(10, beating=True) is Verdict.ALIVE
+
+
+def test_an_outage_declares_nobody_dead() -> None:
+    """A look that fails is an error, no verdict."""
+    watching = Watching()
+    watching.look_after(0)
+    with watching.faulty.outage(), pytest.raises(StoreUnavailableError):
+        watching.look_after(3600)
+
+
+def test_an_owner_without_a_heartbeat_is_of_this_process() -> None:
+    """A store in memory: who else could it be."""
+    assert Watching(heartbeat=None).look_after(0) is Verdict.ALIVE
