@@ -6,6 +6,7 @@ No postponed annotations here: Dagster reads the fields' types.
 import os
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
+from dagster_resilient.dagster_compat import instance_id, run_group
 from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.state.fences import fence_run
 from dagster_resilient.state.heartbeat import ensure_sidecar
@@ -43,7 +45,9 @@ REUSED = "resilient/reused"
 _RESUMING_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", RESUME_TAG)
 _LONGEST_CHAIN = 1000
 
-_attempts: dict[tuple[int, str, str], Attempt] = {}
+AttemptKey = tuple[int, str, str]
+_attempts: dict[AttemptKey, Attempt] = {}
+_users: Counter[AttemptKey] = Counter()
 _attempts_lock = threading.Lock()
 
 
@@ -100,6 +104,18 @@ class ResilientResource(dg.ConfigurableResource[Any]):
         if context.run is not None and context.instance is not None:
             self._attempt = self._begin(context.run, context.instance)
 
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """End this process's heartbeat for the run, once all copies of the resource are done with it."""
+        if self._attempt is None or context.run is None:
+            return
+        key = self._attempt_key(context.run)
+        with _attempts_lock:
+            _users[key] -= 1
+            last = _users[key] <= 0 and _attempts.pop(key, None) is not None
+        if last and self._attempt.sidecar is not None:
+            self._attempt.sidecar.close()
+        self._attempt = None
+
     def task(self, context: dg.AssetExecutionContext, asset: AssetName | None = None) -> Task:
         """Return the task of the asset that a step computes.
 
@@ -129,7 +145,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
 
     def _begin(self, run: dg.DagsterRun, instance: dg.DagsterInstance) -> Attempt:
         """The IO manager nests a copy of this resource: both share one try, or they would fence each other."""
-        key = (os.getpid(), self.store.url, run.run_id)
+        key = self._attempt_key(run)
         with _attempts_lock:
             if key not in _attempts:
                 _attempts[key] = begin_attempt(
@@ -142,7 +158,11 @@ class ResilientResource(dg.ConfigurableResource[Any]):
                     ttl=self.ttl_seconds,
                     worker=_run_worker(),
                 )
+            _users[key] += 1
             return _attempts[key]
+
+    def _attempt_key(self, run: dg.DagsterRun) -> AttemptKey:
+        return os.getpid(), self.store.url, run.run_id
 
     @contextmanager
     def run_worker(self, run: dg.DagsterRun, instance: dg.DagsterInstance) -> Iterator[None]:
@@ -167,19 +187,12 @@ class ResilientResource(dg.ConfigurableResource[Any]):
 
     def _fence_earlier(self, run: dg.DagsterRun, root: str, instance: dg.DagsterInstance) -> None:
         records = ObjectRecords(self.store)
-        group = instance.get_runs(dg.RunsFilter(tags={"dagster/root_run_id": root}))
-        earlier = {root, *(other.run_id for other in group if other.run_id != run.run_id)}
+        group = [other.run_id for other in run_group(instance, run)]
+        earlier = {root, *group[: group.index(run.run_id)]} - {run.run_id}
         for run_id in sorted(earlier):
             fence_run(
                 records, run_id, reason=f"Run {run.run_id} re-executes it.", failure_class="superseded", by=run.run_id
             )
-
-
-def instance_id(instance: dg.DagsterInstance) -> str:
-    """Return an id of the Dagster instance that all its processes share and other instances do not."""
-    return (
-        instance.run_storage.get_run_storage_id() if hasattr(instance.run_storage, "get_run_storage_id") else "dagster"
-    )
 
 
 class DagsterHooks(CommitHooks):

@@ -20,7 +20,7 @@ from dagster_resilient import dagster_compat as compat
 from dagster_resilient.errors import StorageError
 from dagster_resilient.facts import RunFacts
 from dagster_resilient.recovery import Observation, Plan, RecoveryPolicy, Sighting, classify, observe, plan
-from dagster_resilient.resources import RECOVERY_OF_TAG, ResilientResource, instance_id
+from dagster_resilient.resources import RECOVERY_OF_TAG, ResilientResource
 from dagster_resilient.state.beats import LiveName, list_beats, store_now
 from dagster_resilient.state.fences import fence_run, read_fence
 from dagster_resilient.state.records import Verdict
@@ -104,7 +104,7 @@ class RecoveryTick:
     def _detect(self, memory: Observation) -> tuple[Observation, str | None]:
         store = self._resource.store
         beats = _newest_worker_beats(list_beats(store))
-        now = store_now(store, f"sensor-{instance_id(self._instance)}").timestamp()
+        now = store_now(store, f"sensor-{compat.instance_id(self._instance)}").timestamp()
         live = {run.run_id: run for run in self._runs(dg.RunsFilter(statuses=_LIVE))}
         look = observe(
             memory,

@@ -99,7 +99,7 @@ def delay_report(
 
 
 def _shown(errors: pd.DataFrame, figures: pd.DataFrame) -> dict[str, Any]:
-    total = figures.set_index("month").loc["all"]
+    total = figures.to_dict("records")[-1]
     gain, deviation = report.daily_gain(errors)
     return {
         "mean absolute error": dg.MetadataValue.md(report.markdown_table(figures)),

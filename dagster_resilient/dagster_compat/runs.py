@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 from dagster._core.storage import tags as dagster_tags
+from dagster._core.storage.runs import SqlRunStorage
 
 _CRASH = re.compile(r"was terminated by signal (?P<signal>\d+)|unexpectedly exited with code (?P<code>-?\d+)")
 _STEP_STARTS = {dg.DagsterEventType.STEP_START, dg.DagsterEventType.STEP_RESTARTED}
@@ -131,6 +132,15 @@ def _exit_code(crash: re.Match[str] | None) -> int | None:
     if crash is None:
         return None
     return -int(crash["signal"]) if crash["signal"] else int(crash["code"])
+
+
+def instance_id(instance: dg.DagsterInstance) -> str:
+    """Return an id that all processes of an instance share, and other instances do not.
+
+    Private: `DagsterInstance.run_storage`, whose id Dagster itself uses to tell instances apart.
+    """
+    storage = instance.run_storage
+    return storage.get_run_storage_id() if isinstance(storage, SqlRunStorage) else "dagster"
 
 
 def report_run_failed(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str) -> None:

@@ -197,13 +197,15 @@ class DurableTask:
             fingerprint=self.fingerprint,
         )
         for _ in range(_CONFLICTS):
-            head = self._admitted_head()
+            head = self.log.head()
+            if head is not None and head.value == value:
+                # It landed, whatever an earlier reply said: to call that "fenced" would be false.
+                return head
+            self._admit(head)
             others = tuple(s for s in (head.committed_by if head else ()) if s != self.claim.series)
             committed_by = (*others, self.claim.series)[-_SERIES_KEPT:]
             entry = self._next(head, "value", {"value": value, "committed_by": committed_by})
-            if self.log.append(entry) and (
-                self.log.stands(entry) or self._head_holds(lambda head: head.value == value)
-            ):
+            if self.log.append(entry) and self.log.stands(entry):
                 self._trim_sometimes(entry)
                 return entry
         raise self._too_many_conflicts()
@@ -211,15 +213,18 @@ class DurableTask:
     # ---- the rules
 
     def _admitted_head(self) -> Entry | None:
-        """Read the head, *then* the fence: the other order loses a value to a run that was fenced in between."""
         head = self.log.head()
+        self._admit(head)
+        return head
+
+    def _admit(self, head: Entry | None) -> None:
+        """Check the fence *after* the head was read: the other order loses a value to a run fenced in between."""
         self._refuse_superseded(head)
         fence = read_fence(self.records, self.claim.run_id)
         if fence is not None:
             raise FencedError(
                 f"{self}: run {self.claim.run_id} is fenced: {fence.reason} Its writes are refused; stop here."
             )
-        return head
 
     def _refuse_superseded(self, head: Entry | None) -> None:
         """A lower attempt of a lineage never follows a higher one, also where another lineage came in between."""
@@ -301,6 +306,8 @@ class DurableTask:
     def _rebased(self, head: Entry | None, mine: Entry) -> Entry:
         """Return the head to write behind: a value without a lease, or our own late entry, was there first."""
         if head is not None and self._is_my_lease(head, mine):
+            # A value came in between. It may be our successor's, who needs no lease for it: then we are superseded.
+            self._admit(head)
             return head
         self._held = None
         holder = head.owner if head else None
@@ -312,10 +319,6 @@ class DurableTask:
 
     def _surely_stands(self, entry: Entry) -> bool:
         return self.boottime() - self._read_at < _FRESH_SECONDS or self.log.stands(entry)
-
-    def _head_holds(self, holds: Callable[[Entry], bool]) -> bool:
-        head = self.log.head()
-        return head is not None and holds(head)
 
     def _next(self, head: Entry | None, kind: Kind, change: dict[str, Any]) -> Entry:
         fields: dict[str, Any] = {name: getattr(head, name) for name in Entry.model_fields} if head else {}

@@ -44,9 +44,7 @@ def definitions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RESILIENT_URL", url)
-        from example_project.definitions import (
-            defs,
-        )
+        from example_project.definitions import defs  # noqa: PLC0415 - sets a default in the environment
 
         yield url, defs
     torch.set_num_threads(threads)
