@@ -131,9 +131,9 @@ class TrainingSession:
         where = f"The checkpoint of step {found.ref.step}"
         session = found.tree["session"]
         if (session["data"] is None) != (self._data is None):
-            has = ("holds no", "holds a") if session["data"] is None else ("holds a", "holds no")
+            held, given = ("no", "a") if session["data"] is None else ("a", "no")
             raise ConfigurationError(
-                f"{where} {has[0]} position in a loader, but this session {has[1].replace('holds', 'has')} loader."
+                f"{where} holds {held} position in a loader, but this session has {given} loader. Give it the same objects."
             )
         saved = {name: saved for name, saved in found.tree.items() if name != "session"}
         restore_objects(self._objects, saved, where)

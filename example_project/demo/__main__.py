@@ -78,7 +78,7 @@ class Demo:
     def kill_in_training(self, run: dg.DagsterRun) -> Loss:
         """Kill the run's whole process tree (SIGKILL), in the middle of training."""
         middle = self.steps // 2 + SAVE_INTERVAL // 2
-        reached = wait_for(f"training step {middle}", lambda: self.training_step(run.run_id, middle))
+        reached = wait_for(f"training step {middle}", lambda: self.training_step(run.run_id, middle), 300)
         signal_all(self.cluster.processes(run.run_id), signal.SIGKILL)
         at = time.monotonic()
         saved = checks.last_checkpoint(self.cluster.store, "delay_model")

@@ -14,6 +14,7 @@ import pytest
 from dagster._grpc.types import ResumeRunArgs
 
 from dagster_resilient import dagster_compat as compat
+from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.executor import named_run_worker, resilient_executor
 from dagster_resilient.io_managers import ResilientIOManager
 from dagster_resilient.resources import RUN_WORKER_ENV, ResilientResource
@@ -241,7 +242,7 @@ def test_a_missing_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch
     """Before any step starts, rather than in each of them."""
     monkeypatch.delenv("NO_SUCH_STORE", raising=False)
     job = a_job(("manager", ResilientIOManager(resilient=ResilientResource(url=dg.EnvVar("NO_SUCH_STORE")))))
-    with pytest.raises((dg.DagsterInvalidConfigError, Exception), match="NO_SUCH_STORE"):
+    with pytest.raises(ConfigurationError, match="NO_SUCH_STORE"):
         compat.job_resources(Planned(job), ResilientResource)
 
 

@@ -251,6 +251,13 @@ def test_an_unknown_codec_asks_for_a_newer_version():
         codecs.decode("document/2", {}, {})
 
 
+@pytest.mark.parametrize("codec", ["bytes/1", "document/1", "pandas-parquet/1"])
+def test_a_manifest_without_the_objects_of_its_codec_is_an_integrity_error(codec):
+    """Not a KeyError from the inside."""
+    with pytest.raises(IntegrityError, match="lists no object"):
+        codecs.decode(codec, {}, {})
+
+
 def test_importing_the_codecs_loads_no_heavy_library():
     """A process without tensors and frames does not pay for them."""
     code = (

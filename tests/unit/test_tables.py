@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_resilient import codecs
-from dagster_resilient.errors import UnsupportedValueError
+from dagster_resilient.errors import IntegrityError, UnsupportedValueError
 
 DAYS = pd.date_range("2020", periods=2)
 
@@ -141,3 +141,9 @@ def test_encoding_leaves_the_frame_as_it_is():
     frame.attrs = {"k": 1}
     codecs.encode(frame)
     assert frame.attrs == {"k": 1}
+
+
+def test_bytes_that_are_no_parquet_are_an_integrity_error():
+    """Whatever was stored in the place of the table."""
+    with pytest.raises(IntegrityError, match="Parquet"):
+        codecs.decode("pandas-parquet/1", {"table.parquet": b"PAR1 but not really"}, {})
