@@ -11,16 +11,19 @@ from contextlib import ExitStack, contextmanager
 
 import dagster as dg
 
+from dagster_resilient.codecs.hints import unsupported_hint
 from dagster_resilient.dagster_compat import (
     MULTIPROCESS_CONFIG,
     ExecutionPlan,
     PlanOrchestrationContext,
     RetryMode,
     StepDependencyConfig,
+    declared_outputs,
     job_resources,
     remaining_plan,
 )
-from dagster_resilient.errors import ConfigurationError
+from dagster_resilient.errors import ConfigurationError, UnsupportedValueError
+from dagster_resilient.io_managers import ResilientIOManager
 from dagster_resilient.resources import RUN_WORKER_ENV, ResilientResource
 from dagster_resilient.state.owner import start_ticks
 
@@ -83,6 +86,7 @@ def on_run_worker_start(plan_context: PlanOrchestrationContext, execution_plan: 
     """
     stores = resilient_resources(plan_context)
     _refuse_memory(stores, execution_plan)
+    _refuse_hints(plan_context)
     with ExitStack() as stack:
         stack.enter_context(named_run_worker())
         for store in stores:
@@ -104,6 +108,17 @@ def _refuse_memory(stores: list[ResilientResource], execution_plan: ExecutionPla
                 f"The store {store.url!r} lives in the memory of one process, but {resilient_executor.name!r} runs the "
                 f"steps {', '.join(execution_plan.step_keys_to_execute)} in processes of their own. Give "
                 "ResilientResource a bucket or a directory as `url`, or use `in_process_executor`."
+            )
+
+
+def _refuse_hints(plan_context: PlanOrchestrationContext) -> None:
+    """An output whose annotation no codec takes would be refused after its computation; refuse it before."""
+    for asset_key, hint in declared_outputs(plan_context.job.get_definition(), ResilientIOManager):
+        name = unsupported_hint(hint)
+        if name is not None:
+            raise UnsupportedValueError(
+                f"{asset_key.to_user_string()} is annotated to return {name}, which no codec takes. Return a DataFrame, "
+                "tensors, arrays, bytes or plain Python values, or give the asset an IO manager of its own."
             )
 
 

@@ -25,7 +25,7 @@ class RunFacts:
 
     A partition is done if this series committed it under the current code version and its objects are present. An asset
     that another IO manager stores is done by STEP_SUCCESS; STEP_OUTPUT comes before the value is written and counts for
-    nothing. The same holds for an asset without an output that never used a partition loop.
+    nothing. The same holds for an asset that has no output, or need not have one, and that left nothing in our store.
 
     Attributes:
         progressed: Whether the run itself committed anything. Known once `assets` was read.
@@ -45,6 +45,7 @@ class RunFacts:
         self._series = series
         self._group = [other for other in group if series_of(other, context.instance.get_run_by_id) == series]
         self._values: dict[tuple[tuple[str, ...], str | None], ValueRef] = {}
+        self._begun: set[tuple[dg.AssetKey, str | None]] = set()
         self.progressed = False
 
     @cached_property
@@ -67,16 +68,20 @@ class RunFacts:
             committed = dict(zip(partitions, pool.map(lambda p: self._committed(key, p), partitions), strict=True))
         mine = {p for p, value in committed.items() if value is not None}
         self._values |= {(tuple(key.path), p): value for p, value in committed.items() if value is not None}
-        if self._is_ours(key) or (mine and not compat.output_is_nothing(self._repository, key)):
+        if self._must_have_committed(key):
             return mine
-        return mine | self._succeeded(key, partitions)
+        return mine | {p for p in self._succeeded(key, partitions) if (key, p) not in self._begun}
 
-    def _is_ours(self, key: dg.AssetKey) -> bool:
-        nothing = compat.output_is_nothing(self._repository, key)
-        return not nothing and compat.io_manager_is(self._repository, self._run.job_name, key, ResilientIOManager)
+    def _must_have_committed(self, key: dg.AssetKey) -> bool:
+        """Whether an asset cannot have succeeded without a value in our store."""
+        return not compat.output_may_be_absent(self._repository, key) and compat.io_manager_is(
+            self._repository, self._run.job_name, key, ResilientIOManager
+        )
 
     def _committed(self, key: dg.AssetKey, partition: str | None) -> ValueRef | None:
         head = NumberedLog(ObjectRecords(self._store), keys.task_prefix(tuple(key.path), partition)).head()
+        if head is not None:
+            self._begun.add((key, partition))
         if head is not None and head.run_id == self._run.run_id and head.kind in _PROGRESS:
             self.progressed = True
         if head is None or head.value is None or self._series not in head.committed_by:

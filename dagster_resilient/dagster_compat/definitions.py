@@ -1,9 +1,11 @@
 """What a code location's jobs compute, and with what."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetNode
+from dagster._core.types.dagster_type import DagsterTypeKind
 
 from dagster_resilient.errors import ConfigurationError
 
@@ -117,10 +119,34 @@ def output_is_nothing(repository_def: dg.RepositoryDefinition, asset_key: dg.Ass
 
     Private: `JobDefinition.asset_layer` of the implicit job, `JobDefinition.get_node`, `DagsterType.is_nothing`.
     """
-    job = repository_def.get_implicit_global_asset_job_def()
+    return bool(_output(repository_def.get_implicit_global_asset_job_def(), asset_key).dagster_type.is_nothing)
+
+
+def output_may_be_absent(repository_def: dg.RepositoryDefinition, asset_key: dg.AssetKey) -> bool:
+    """Return whether an asset may end without handing over a value: nothing, or a type that is not declared.
+
+    A `MaterializeResult` with and without a value looks the same beforehand; Dagster gives it the type Any.
+
+    Private: as above, and `DagsterType.kind`.
+    """
+    kind = _output(repository_def.get_implicit_global_asset_job_def(), asset_key).dagster_type.kind
+    return kind in (DagsterTypeKind.NOTHING, DagsterTypeKind.ANY)
+
+
+def declared_outputs(job: dg.JobDefinition, cls: type[Any]) -> Iterator[tuple[dg.AssetKey, Any]]:
+    """Yield the assets that a job stores through an IO manager of class `cls`, with the annotations of their outputs.
+
+    Private: `JobDefinition.asset_layer`, `DagsterType.typing_type`.
+    """
+    for asset_key in job.asset_layer.selected_asset_keys:
+        output = _output(job, asset_key)
+        if _is_configured_from(job.resource_defs.get(output.io_manager_key or "io_manager"), cls):
+            yield asset_key, output.dagster_type.typing_type
+
+
+def _output(job: dg.JobDefinition, asset_key: dg.AssetKey) -> dg.OutputDefinition:
     handle = job.asset_layer.get_op_output_handle(asset_key)
-    definition = job.get_node(handle.node_handle).definition
-    return bool(definition.output_def_named(handle.output_name).dagster_type.is_nothing)
+    return job.get_node(handle.node_handle).definition.output_def_named(handle.output_name)
 
 
 def io_manager_is(

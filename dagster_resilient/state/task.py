@@ -286,15 +286,13 @@ class DurableTask:
                 return entry
             head = self.log.head()
             if head is not None and holds(head):
-                # It landed, whatever the reply said, and a newer generation carries it on: to call that "fenced" would
-                # be false. The next commit of a superseded owner is refused.
-                return self._hold_if_mine(head, entry)
+                # It landed, whatever the reply said, and the head carries it on: to call that "fenced" would be false.
+                # Only an entry of our own is built upon. Behind one of others, the next commit conflicts and is judged.
+                if self._is_my_lease(head, entry) and head.kind != "value":
+                    self._hold(head)
+                return head
             parent = self._rebased(head, entry)
         raise self._too_many_conflicts()
-
-    def _hold_if_mine(self, head: Entry, mine: Entry) -> Entry:
-        self._hold(head if self._is_my_lease(head, mine) else mine)
-        return head
 
     def _is_my_lease(self, head: Entry | None, mine: Entry) -> bool:
         return (

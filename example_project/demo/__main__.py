@@ -153,11 +153,16 @@ class Demo:
         """Wake the zombie, which believes that it is still in charge; it must be refused."""
         self.say(f"[yellow]woken[/yellow]: run {run.run_id[:8]} goes on where it was stopped, and tries to commit")
         signal_all(zombie, signal.SIGCONT)  # type: ignore[arg-type]
-        instance = self.cluster.instance
-        errors = wait_for("the zombie's error", lambda: checks.step_errors(instance, run.run_id) or None, 60)
+        errors = wait_for("the zombie's error", lambda: self.refusal(run.run_id), 60)
         if "FencedError" not in errors:
             raise DemoError(f"The woken run failed, but not with FencedError:\n{errors[-1500:]}")
         self.say("[green]refused[/green]: the woken run met FencedError; nothing of it became visible")
+
+    def refusal(self, run_id: str) -> str | None:
+        """The errors of the woken run's steps, once there are any; meanwhile nothing may be committed twice."""
+        months = checks.committed(self.cluster.store, "delay_predictions", MONTHS)
+        checks.committers(self.cluster.store, "delay_predictions", months)
+        return checks.step_errors(self.cluster.instance, run_id) or None
 
     # ---- both
 
