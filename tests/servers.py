@@ -7,6 +7,7 @@ ports are bound to 127.0.0.1 and its telemetry, web pages and other protocols ar
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -24,6 +25,8 @@ BUCKET = "resilient"
 ACCESS_KEY, SECRET_KEY = "resilient-test", "resilient-test-secret"
 START_SECONDS = 60.0
 _GRPC = 10_000  # SeaweedFS listens for gRPC at each port plus this
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 _ROLES = ("s3", "master", "volume", "filer", "admin")
 
 
@@ -75,7 +78,12 @@ class SeaweedServer:
         }
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command(), env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                self._command(),
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - it only calls prctl
             )
         self._wait_until_ready()
 
@@ -164,6 +172,11 @@ class SeaweedServer:
             yield
         finally:
             self.thaw()
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end the server if the test session is killed. The thread that starts it is the main thread."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def weed_binary() -> Path:

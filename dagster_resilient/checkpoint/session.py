@@ -132,9 +132,7 @@ class TrainingSession:
         session = found.tree["session"]
         if (session["data"] is None) != (self._data is None):
             held, given = ("no", "a") if session["data"] is None else ("a", "no")
-            raise ConfigurationError(
-                f"{where} holds {held} position in a loader, but this session has {given} loader. Give it the same objects."
-            )
+            raise ConfigurationError(f"{where} holds {held} position in a loader, but this session has {given} loader.")
         saved = {name: saved for name, saved in found.tree.items() if name != "session"}
         restore_objects(self._objects, saved, where)
         if self._data is not None:
