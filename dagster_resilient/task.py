@@ -22,6 +22,7 @@ from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import objects_present
 from dagster_resilient.storage.object_store import ObjectStore, open_store
+from dagster_resilient.storage.probe import require_create
 from dagster_resilient.values import StoredValue, load_value, store_value, task_name
 
 T = TypeVar("T")
@@ -110,7 +111,11 @@ def begin_attempt(
         ttl: Seconds without a heartbeat after which this process counts as lost.
         worker: Process id and start time of the run worker, whose death makes this process an orphan.
         displaces_live: See `DurableTask`.
+
+    Raises:
+        ConfigurationError: The store ignores create-if-absent, on which everything rests.
     """
+    require_create(store)
     sidecar = ensure_sidecar(
         store, run_id=run_id, root=root, role="step", instance_id=instance_id, interval=interval, ttl=ttl, worker=worker
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetNode
+from dagster._core.definitions.output import OutputDefinition
 from dagster._core.types.dagster_type import DagsterTypeKind
 
 from dagster_resilient.errors import ConfigurationError
@@ -144,7 +145,7 @@ def declared_outputs(job: dg.JobDefinition, cls: type[Any]) -> Iterator[tuple[dg
             yield asset_key, output.dagster_type.typing_type
 
 
-def _output(job: dg.JobDefinition, asset_key: dg.AssetKey) -> dg.OutputDefinition:
+def _output(job: dg.JobDefinition, asset_key: dg.AssetKey) -> OutputDefinition:
     handle = job.asset_layer.get_op_output_handle(asset_key)
     return job.get_node(handle.node_handle).definition.output_def_named(handle.output_name)
 

@@ -123,7 +123,7 @@ class Cast:
 
     def _call(self, actor: Actor, call: Callable[[], T], holds: Callable[[], bool] = lambda: False) -> T:
         for left in reversed(range(_CALLER_TRIES)):
-            actor.spent = 0
+            actor.begin_call()
             try:
                 return call()
             except GivenUpError:

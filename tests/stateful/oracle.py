@@ -59,7 +59,7 @@ class Oracle:
         self._look(request.key.rsplit("/", 1)[0])
 
     def _entry(self, n: int, key: str) -> Entry:
-        entry: Entry = Entry.from_bytes(self._world.objects[key][0], key)
+        entry = Entry.model_validate_json(self._world.objects[key][0])
         assert entry.n == n
         return entry
 

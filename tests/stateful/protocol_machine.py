@@ -43,6 +43,11 @@ LEASED: dict[str, Role] = {
     "second trimmer": Role("G2", "g2", trimmer(2)),
     "reader": Role("D", "d", reader(2)),
 }
+_NUMBER = st.integers(0, 7)
+# Seconds that pass for the store, and for the processes: those may notice little more than half.
+_GAPS = ((1900.0, 1900.0), (3700.0, 3700.0), (3700.0, 1900.0))
+_LOOK_AHEAD = 12
+_DRAWN_AT_MOST = 6
 _FAULTS_AT_MOST = 5
 _EMPTY_LISTINGS_AT_MOST = 6
 
@@ -96,13 +101,16 @@ class ProtocolMachine(RuleBasedStateMachine):
     def choose_cast(self, data: st.DataObject) -> None:
         """Draw who takes part: with few actors the search goes deeper."""
         optional = sorted(self.roles.keys() - self.required)
-        drawn = data.draw(st.sets(st.sampled_from(optional)), label="cast") if optional else set()
+        drawn = data.draw(st.sets(st.sampled_from(optional), max_size=_DRAWN_AT_MOST), label="cast") if optional else set()
         names = self.required | drawn or {optional[0]}
         self.cast = Cast({name: role for name, role in self.roles.items() if name in names})
 
     def _pick(self, number: int) -> Actor | None:
-        alive = [actor for actor in self.world.actors.values() if actor.alive]
+        alive = self._alive()
         return alive[number % len(alive)] if alive else None
+
+    def _alive(self) -> list[Actor]:
+        return [actor for actor in self.world.actors.values() if actor.alive]
 
     def _step(self, actor: Actor, fault: Fault | None = None) -> None:
         type(self).operations += 1
@@ -112,7 +120,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             self._broken = True
             raise
 
-    @rule(number=st.integers(0, 15), operations=st.integers(1, 9))
+    @rule(number=_NUMBER, operations=st.integers(1, 9))
     def proceed(self, number: int, operations: int) -> None:
         """Let one actor do some operations in a row; then it may be a zombie for long."""
         actor = self._pick(number)
@@ -120,28 +128,49 @@ class ProtocolMachine(RuleBasedStateMachine):
             self._step(actor)
             operations -= 1
 
-    @rule(number=st.integers(0, 15))
+    @rule(number=_NUMBER, calls=st.integers(1, 4))
+    def proceed_calls(self, number: int, calls: int) -> None:
+        """Let one actor end some calls."""
+        actor = self._pick(number)
+        if actor is not None:
+            goal = actor.calls + calls
+            while actor.alive and actor.calls < goal:
+                self._step(actor)
+
+    @rule(number=_NUMBER)
     def finish(self, number: int) -> None:
         """Let one actor go on until its script ends."""
         actor = self._pick(number)
         while actor is not None and actor.alive:
             self._step(actor)
 
-    @rule(number=st.integers(0, 15), choice=st.integers(0, 15))
-    def disturb(self, number: int, choice: int) -> None:
-        """Let a fault happen to an operation that waits."""
-        fitting = [
-            (actor, fault)
-            for actor in self.world.actors.values()
-            if actor.alive
-            for fault in self.faults
-            if self._fits(actor, fault)
-        ]
-        if fitting:
-            actor, fault = fitting[(number * 16 + choice) % len(fitting)]
-            self._empty_left -= fault is Fault.EMPTY_LISTING
-            self._faults_left -= fault in CREATE_FAULTS
-            self._step(actor, fault)
+    @rule(number=_NUMBER, first=_NUMBER, gap=st.sampled_from([None, *_GAPS]))
+    def finish_others(self, number: int, first: int, gap: tuple[float, float] | None) -> None:
+        """Let one actor be a zombie until all others have come to their end, in some order, at once or with pauses."""
+        zombie = self._pick(number)
+        others = [actor for actor in self._alive() if actor is not zombie]
+        for index in range(len(others)):
+            actor = others[(first + index) % len(others)]
+            while actor.alive:
+                self._step(actor)
+            if gap is not None and self.jumps:
+                self.world.advance(*gap)
+
+    @precondition(lambda self: self.faults)
+    @rule(number=_NUMBER, choice=_NUMBER, skip=st.integers(0, 3))
+    def disturb(self, number: int, choice: int, skip: int) -> None:
+        """Let one actor go on to an operation to which a fault can happen, and let it happen."""
+        actor, fault = self._pick(number), self.faults[choice % len(self.faults)]
+        for _ in range(_LOOK_AHEAD):
+            if actor is None or not actor.alive:
+                return
+            fits = self._fits(actor, fault)
+            if fits and not skip:
+                self._empty_left -= fault is Fault.EMPTY_LISTING
+                self._faults_left -= fault in CREATE_FAULTS
+                return self._step(actor, fault)
+            skip -= fits
+            self._step(actor)
 
     def _fits(self, actor: Actor, fault: Fault) -> bool:
         waits = actor.pending
@@ -157,7 +186,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         return any(request.verb == "DELETE" and request.key.startswith(prefix) for request in waiting)
 
     @precondition(lambda self: self.crashes)
-    @rule(number=st.integers(0, 15))
+    @rule(number=_NUMBER)
     def crash(self, number: int) -> None:
         """Let one actor never proceed again."""
         actor = self._pick(number)
@@ -166,7 +195,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             actor.crash()
 
     @precondition(lambda self: self.world.under_way)
-    @rule(number=st.integers(0, 15))
+    @rule(number=_NUMBER)
     def arrive(self, number: int) -> None:
         """Let a request arrive that its client gave up waiting for."""
         try:
@@ -176,9 +205,9 @@ class ProtocolMachine(RuleBasedStateMachine):
             raise
 
     @precondition(lambda self: self.jumps)
-    @rule(seconds=st.sampled_from([(1900.0, 1900.0), (3700.0, 3700.0), (3700.0, 1900.0)]))
+    @rule(seconds=st.sampled_from(_GAPS))
     def let_time_pass(self, seconds: tuple[float, float]) -> None:
-        """Let an hour pass, of which a process may have noticed little more than half."""
+        """Let time pass: enough for a second look, or for a trim."""
         self.world.advance(*seconds)
 
     def teardown(self) -> None:

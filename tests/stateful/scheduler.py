@@ -93,7 +93,7 @@ class World:
         self.time = 0
         self.trace: list[str] = []
         self.effect: Callable[[Request], None] = lambda request: None
-        self.back = threading.Semaphore(0)
+        self.back = _closed_gate()
 
     def advance(self, store_seconds: float, boot_seconds: float) -> None:
         """Let time pass, for the store and for all processes."""
@@ -164,12 +164,20 @@ def _raiser(kind: type[Exception]) -> Callable[[], Any]:
     return outcome
 
 
+def _closed_gate() -> threading.Lock:
+    """A lock that one thread releases to let another one through. Lighter than a semaphore, and there are many."""
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
 class Actor:
     """One process: a script of real calls in a thread that proceeds only when it is let.
 
     Attributes:
         failed: The error that ended the script early.
         began, claimed: When it started and when its try was numbered, in operations of the world; None: not yet.
+        calls, spent: How many calls it has begun, and operations in the one that runs.
     """
 
     def __init__(self, world: World, name: str, script: Callable[[Actor], None], may_start: Callable[[], bool]) -> None:
@@ -180,9 +188,10 @@ class Actor:
         self.failed: ResilientError | None = None
         self.began: int | None = None
         self.claimed: int | None = None
+        self.calls = 0
         self.spent = 0
         self._script = script
-        self._go = threading.Semaphore(0)
+        self._go = _closed_gate()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._error: BaseException | None = None
         self._over = False
@@ -207,6 +216,11 @@ class Actor:
             raise Violation("deadlock", f"{self.name} neither ended nor asked the store for anything")
         if self._error is not None:
             raise self._error
+
+    def begin_call(self) -> None:
+        """Note that the script begins its next call."""
+        self.calls += 1
+        self.spent = 0
 
     def _answer(self, fault: Fault | None) -> None:
         assert self.pending is not None
