@@ -9,7 +9,7 @@ No postponed annotations here: Dagster inspects the evaluation function.
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -145,9 +145,9 @@ class RecoveryTick:
             )
             return
         fence = read_fence(self._records, run.run_id)
-        failure = classify(
-            fence.failure_class if fence else None, compat.failure_error_names(self._instance, run.run_id)
-        )
+        errors = compat.failed_step_errors(self._instance, run.run_id)
+        failure = classify(fence.failure_class if fence else None, [name for e in errors for name in e.classes])
+        seen = fence.reason if fence and failure == "lost" else _first_words(errors)
         self._fence_group(run, group)
         attempts = sum(1 for other in group if RECOVERY_OF_TAG in other.tags)
         facts = RunFacts(self._context, self._resource, run, group)
@@ -158,7 +158,11 @@ class RecoveryTick:
             self._outcomes["waiting for their backoff"] += 1
             return
         verdict = Verdict(
-            run_id=run.run_id, action="gave up", failure_class=failure, reason=decision.reason, attempt=decision.attempt
+            run_id=run.run_id,
+            action="gave up",
+            failure_class=failure,
+            reason=f"{decision.reason}: {seen}",
+            attempt=decision.attempt,
         )
         if decision.action == "give_up":
             self._settle(run, verdict)
@@ -253,6 +257,13 @@ def _newest_worker_beats(beats: Iterable[LiveName]) -> dict[str, float]:
         if beat.role == "worker":
             newest[beat.run_id] = max(newest.get(beat.run_id, 0.0), beat.last_modified.timestamp())
     return newest
+
+
+def _first_words(errors: Sequence[compat.RecordedError]) -> str:
+    """Return what was logged of a failure, shortened to a line."""
+    crashed = [error for error in errors if error.exit_code is not None] or list(errors)
+    message = next((error.message for error in crashed if error.message), "the run failed without an error in its log")
+    return message.split("\n", 1)[0][:_TAG_LENGTH]
 
 
 def _is_half_launched(run: dg.DagsterRun) -> bool:

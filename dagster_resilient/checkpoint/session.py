@@ -126,6 +126,7 @@ class TrainingSession:
             self._restore(found)
             log.info("Training resumes after step %d from %s.", self.step, found.ref.manifest.key)
         self._saver.begin(found.ref if found else None)
+        self._task.report(step=self.step, resumed_from=self.step)
 
     def _restore(self, found: Restored) -> None:
         where = f"The checkpoint of step {found.ref.step}"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import dagster as dg
+import psutil
 from rich.console import Console
 
 from dagster_resilient import open_store
@@ -149,10 +150,10 @@ class Demo:
         now = checks.committed(self.cluster.store, "delay_predictions", MONTHS)
         return next((key for key in now if key not in before), None)
 
-    def wake(self, run: dg.DagsterRun, zombie: list[object]) -> None:
+    def wake(self, run: dg.DagsterRun, zombie: list[psutil.Process]) -> None:
         """Wake the zombie, which believes that it is still in charge; it must be refused."""
         self.say(f"[yellow]woken[/yellow]: run {run.run_id[:8]} goes on where it was stopped, and tries to commit")
-        signal_all(zombie, signal.SIGCONT)  # type: ignore[arg-type]
+        signal_all(zombie, signal.SIGCONT)
         errors = wait_for("the zombie's error", lambda: self.refusal(run.run_id), 60)
         if "FencedError" not in errors:
             raise DemoError(f"The woken run failed, but not with FencedError:\n{errors[-1500:]}")
@@ -171,9 +172,10 @@ class Demo:
         status = dg.DagsterRunStatus.FAILURE
         wait_for("the loss to be detected", lambda: self.cluster.run(loss.run_id).status is status or None)
         loss.detected = time.monotonic() - at
-        self.say(f"detected after {loss.detected:.1f} s: {self.reason(loss.run_id)}")
+        self.say(f"detected after {loss.detected:.1f} s")
         child = wait_for("the re-execution", lambda: self.child_of(loss.run_id))
         loss.next_run = child.run_id
+        self.say(f"{self.reason(loss.run_id)}")
         self.say(f"re-execution {child.run_id[:8]} queued: {self.selection(child)}")
         self.check_lineage(child, loss.run_id)
 
@@ -194,12 +196,11 @@ class Demo:
         return ", ".join(names) + (f" [{start} .. {end}]" if start else "")
 
     def reason(self, run_id: str) -> str:
-        """Why a run counts as failed, from its own event log."""
-        failures = self.cluster.instance.all_logs(run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
-        messages = [e.dagster_event.message for e in failures if e.dagster_event and e.dagster_event.message]
-        if not messages:
-            raise DemoError(f"Run {run_id} is FAILURE without a reason.")
-        return messages[0].split("\n", 1)[0]
+        """What the recovery decided and why, from the run's own event log, where the UI shows it."""
+        reason = checks.recovery_event(self.cluster.instance, run_id)
+        if reason is None:
+            raise DemoError(f"Run {run_id} is FAILURE, but its log does not say why.")
+        return reason
 
     def fail_if_over(self, run_id: str) -> None:
         """Do not wait for a run that ended."""
@@ -263,9 +264,7 @@ def compare(demo: Demo, url: str) -> None:
     parts: list[tuple[str, Sequence[str | None]]] = [("delay_model", [None]), ("delay_predictions", MONTHS)]
     for asset, partitions in parts:
         size = checks.same_bytes(demo.cluster.store, other, asset, partitions)
-        demo.say(
-            f"[green]equal[/green]: {asset}, bit for bit that of the uninterrupted run ({size:,} bytes)"
-        )
+        demo.say(f"[green]equal[/green]: {asset}, bit for bit that of the uninterrupted run ({size:,} bytes)")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,13 @@ def _objects(store: ObjectStore, asset: str, partition: str | None) -> dict[str,
     return {role: get_object(store, stored) for role, stored in manifest.objects.items()}
 
 
+def recovery_event(instance: dg.DagsterInstance, run_id: str) -> str | None:
+    """Return what the recovery wrote into a run's log."""
+    events = instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
+    messages = (entry.dagster_event.message or "" for entry in events if entry.dagster_event)
+    return next((message for message in messages if message.startswith("Recovery:")), None)
+
+
 def step_errors(instance: dg.DagsterInstance, run_id: str) -> str:
     """Return the errors of a run's failed steps as text."""
     failures = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)

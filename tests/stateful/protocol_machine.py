@@ -44,9 +44,16 @@ LEASED: dict[str, Role] = {
     "reader": Role("D", "d", reader(2)),
 }
 _NUMBER = st.integers(0, 7)
+Stop = tuple[str, int]
+_STOP = st.sampled_from(
+    [("now", 0), ("LIST", 1), ("LIST", 2), ("GET", 1), ("GET", 2), ("CREATE", 1), ("CREATE", 2), ("DELETE", 1)]
+    + [("DELETE", 2), ("call", 1), ("call", 2), ("call", 99)]
+)
+_TURNS = st.sampled_from([1, 2, 99])
 # Seconds that pass for the store, and for the processes: those may notice little more than half.
 _GAPS = ((1900.0, 1900.0), (3700.0, 3700.0), (3700.0, 1900.0))
-_LOOK_AHEAD = 12
+Gap = tuple[float, float]
+_GAP = st.none() | st.sampled_from(_GAPS)
 _DRAWN_AT_MOST = 6
 _FAULTS_AT_MOST = 5
 _EMPTY_LISTINGS_AT_MOST = 6
@@ -120,57 +127,52 @@ class ProtocolMachine(RuleBasedStateMachine):
             self._broken = True
             raise
 
-    @rule(number=_NUMBER, operations=st.integers(1, 9))
-    def proceed(self, number: int, operations: int) -> None:
-        """Let one actor do some operations in a row; then it may be a zombie for long."""
-        actor = self._pick(number)
-        while actor is not None and actor.alive and operations:
-            self._step(actor)
-            operations -= 1
-
-    @rule(number=_NUMBER, calls=st.integers(1, 4))
-    def proceed_calls(self, number: int, calls: int) -> None:
-        """Let one actor end some calls."""
+    @rule(number=_NUMBER, stop=_STOP)
+    def proceed(self, number: int, stop: Stop) -> None:
+        """Let one actor go on to some point, and stop there: perhaps for long."""
         actor = self._pick(number)
         if actor is not None:
-            goal = actor.calls + calls
-            while actor.alive and actor.calls < goal:
-                self._step(actor)
-
-    @rule(number=_NUMBER)
-    def finish(self, number: int) -> None:
-        """Let one actor go on until its script ends."""
-        actor = self._pick(number)
-        while actor is not None and actor.alive:
-            self._step(actor)
-
-    @rule(number=_NUMBER, first=_NUMBER, gap=st.sampled_from([None, *_GAPS]))
-    def finish_others(self, number: int, first: int, gap: tuple[float, float] | None) -> None:
-        """Let one actor be a zombie until all others have come to their end, in some order, at once or with pauses."""
-        zombie = self._pick(number)
-        others = [actor for actor in self._alive() if actor is not zombie]
-        for index in range(len(others)):
-            actor = others[(first + index) % len(others)]
-            while actor.alive:
-                self._step(actor)
-            if gap is not None and self.jumps:
-                self.world.advance(*gap)
+            self._run_to(actor, stop)
 
     @precondition(lambda self: self.faults)
-    @rule(number=_NUMBER, choice=_NUMBER, skip=st.integers(0, 3))
-    def disturb(self, number: int, choice: int, skip: int) -> None:
-        """Let one actor go on to an operation to which a fault can happen, and let it happen."""
-        actor, fault = self._pick(number), self.faults[choice % len(self.faults)]
-        for _ in range(_LOOK_AHEAD):
-            if actor is None or not actor.alive:
-                return
-            fits = self._fits(actor, fault)
-            if fits and not skip:
-                self._empty_left -= fault is Fault.EMPTY_LISTING
-                self._faults_left -= fault in CREATE_FAULTS
-                return self._step(actor, fault)
-            skip -= fits
+    @rule(number=_NUMBER, stop=_STOP, choice=_NUMBER)
+    def disturb(self, number: int, stop: Stop, choice: int) -> None:
+        """Let one actor go on to some point, and let a fault happen there."""
+        actor = self._pick(number)
+        if actor is not None:
+            self._run_to(actor, stop)
+            self._disturb(actor, choice)
+
+    @rule(number=_NUMBER, stop=_STOP, choice=st.none() | _NUMBER, first=_NUMBER, calls=_TURNS, gap=_GAP)
+    def strand(self, number: int, stop: Stop, choice: int | None, first: int, calls: int, gap: Gap | None) -> None:
+        """Let one actor be a zombie from some point on until all others have ended, which take turns."""
+        zombie = self._pick(number)
+        if zombie is None:
+            return
+        self._run_to(zombie, stop)
+        if choice is not None:
+            self._disturb(zombie, choice)
+        while others := [actor for actor in self._alive() if actor is not zombie]:
+            for index in range(len(others)):
+                self._run_to(others[(first + index) % len(others)], ("call", calls))
+                if gap is not None and self.jumps:
+                    self.world.advance(*gap)
+
+    def _run_to(self, actor: Actor, stop: Stop) -> None:
+        """Let an actor go on to before its nth log or fence operation of a kind, or to the end of its nth call."""
+        kind, count = stop
+        goal = actor.calls + count
+        while actor.alive and count and not (kind == "call" and actor.calls >= goal):
             self._step(actor)
+            count -= actor.pending is not None and actor.pending.verb == kind and "lineage/" not in actor.pending.key
+
+    def _disturb(self, actor: Actor, choice: int) -> None:
+        fitting = [fault for fault in self.faults if actor.alive and self._fits(actor, fault)]
+        if fitting:
+            fault = fitting[choice % len(fitting)]
+            self._empty_left -= fault is Fault.EMPTY_LISTING
+            self._faults_left -= fault in CREATE_FAULTS
+            self._step(actor, fault)
 
     def _fits(self, actor: Actor, fault: Fault) -> bool:
         waits = actor.pending
