@@ -49,7 +49,7 @@ def hourly_weather() -> pd.DataFrame:
 def build_features(flights: pd.DataFrame) -> pd.DataFrame:
     """Return one row per scheduled flight: its keys, what is known an hour before its departure, and the target.
 
-    No column that the flight's day itself produces goes in (departure and arrival times, departure delay, air time):
+    Nothing that the flight itself produces goes in (departure and arrival times, departure delay, air time):
     it would predict well here and be missing when a prediction is wanted. Cancelled flights stay, without a target,
     because nobody knows beforehand that they will be cancelled; dropping them would leak that. Month and day of the
     year stay out too: training ends in September, and a model cannot learn what October to December do from them.

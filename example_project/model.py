@@ -75,6 +75,8 @@ class DelayModel(nn.Module):
         self.register_buffer("median", median)
         self.categories = nn.ModuleList(Category(codes) for codes in known)
         width = len(mean) + EMBEDDING * len(known)
+        # Hourly weather tells the days apart, and a freer network learns the days of training by heart. How much to
+        # drop was chosen on months held out among January to September, never on the months of the report.
         self.layers = nn.Sequential(
             nn.Linear(width, HIDDEN), nn.ReLU(), nn.Dropout(0.5),
             nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Dropout(0.5),

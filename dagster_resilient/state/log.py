@@ -59,8 +59,11 @@ class NumberedLog:
                 return None
             if newest > 0 and entry is not None:
                 return entry
+        raise self._contradicted()
+
+    def _contradicted(self) -> StoreUnavailableError:
         message = f"The listing of {self._records.url}/{self._prefix} contradicts its entries after {_LOOKS} looks."
-        raise StoreUnavailableError(message, store=self._records.url, key=self._prefix)
+        return StoreUnavailableError(message, store=self._records.url, key=self._prefix)
 
     def append(self, entry: Entry) -> bool:
         """Create an entry; False where its number is taken by another one."""
@@ -72,11 +75,19 @@ class NumberedLog:
         An entry can be created far behind the head, where the number was free only because it had been trimmed. It
         stands if it is the head, or if the next entry names it as its parent. Where the next entry is gone, the log has
         moved on by more than `KEEP_ENTRIES`: the caller must look in the head for its change.
+
+        Raises:
+            StoreUnavailableError: The listing showed every time less than what was written before it.
         """
-        if max(self.numbers(), default=0) <= entry.n:
-            return True
-        following = self.get(entry.n + 1)
-        return following is not None and following.parent_op == entry.op
+        for _ in range(_LOOKS):
+            newest = max(self.numbers(), default=0)
+            if newest == entry.n:
+                return True
+            if newest > entry.n:
+                following = self.get(entry.n + 1)
+                return following is not None and following.parent_op == entry.op
+            # Raced by deletes, the listing came back empty. Taken for "nothing is behind it", it would make two owners.
+        raise self._contradicted()
 
     def trim(self, head: Entry) -> list[int]:
         """Delete entries that no process can still need; return their numbers.

@@ -134,10 +134,11 @@ class DurableTask:
         deadline = None if wait is None else time.monotonic() + wait
         for _ in range(_CONFLICTS):
             entry = self._acquired(self._free_head(deadline))
+            sent_at = self.boottime()
             # The LIST after the create: without it two owners of one generation occur, where a zombie's create meets a
             # number that was trimmed.
             if self.log.append(entry) and self.log.stands(entry):
-                self._hold(entry)
+                self._hold(entry, sent_at)
                 return entry
         raise self._too_many_conflicts()
 
@@ -166,10 +167,12 @@ class DurableTask:
 
     def complete(self) -> None:
         """Mark the training of this series as done and free the lease."""
-        generation = self._lease().generation
+        lease = self._lease()
 
         def holds(head: Entry) -> bool:
-            return head.training_done and head.generation == generation
+            # "Done" is a fact about the series. A successor that resumes carries ours on under its own generation.
+            freed = head.owner is None or head.generation > lease.generation
+            return head.training_done and freed and (head.series, head.fingerprint) == (lease.series, lease.fingerprint)
 
         self._commit("complete", lambda _: {"training_done": True, "owner": None}, holds)
         self._held = None
@@ -280,8 +283,9 @@ class DurableTask:
         parent = self._lease()
         for _ in range(_CONFLICTS):
             entry = self._next(parent, kind, change(parent))
+            sent_at = self.boottime()
             if self.log.append(entry) and self._surely_stands(entry):
-                self._hold(entry)
+                self._hold(entry, sent_at)
                 self._trim_sometimes(entry)
                 return entry
             head = self.log.head()
@@ -289,7 +293,7 @@ class DurableTask:
                 # It landed, whatever the reply said, and the head carries it on: to call that "fenced" would be false.
                 # Only an entry of our own is built upon. Behind one of others, the next commit conflicts and is judged.
                 if self._is_my_lease(head, entry) and head.kind != "value":
-                    self._hold(head)
+                    self._hold(head, sent_at)
                 return head
             parent = self._rebased(head, entry)
         raise self._too_many_conflicts()
@@ -335,8 +339,15 @@ class DurableTask:
         }
         return Entry(**(fields | change))
 
-    def _hold(self, entry: Entry) -> None:
-        self._held, self._generation, self._read_at = entry, entry.generation, self.boottime()
+    def _hold(self, entry: Entry, sent_at: float) -> None:
+        """Keep what the next commit is built upon.
+
+        Args:
+            entry: The head, as far as we know.
+            sent_at: A time at which no entry behind it existed yet: before the request that wrote or read it, not after
+                the reply. A machine that sleeps in between must notice it.
+        """
+        self._held, self._generation, self._read_at = entry, entry.generation, sent_at
 
     def _lease(self) -> Entry:
         if self._held is None:

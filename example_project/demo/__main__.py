@@ -56,7 +56,7 @@ class Demo:
 
     cluster: Cluster
     steps: int
-    console: Console = field(default_factory=lambda: Console(highlight=False, soft_wrap=True))
+    console: Console = field(default_factory=lambda: Console(highlight=False, soft_wrap=True, width=130))
     begun: float = field(default_factory=time.monotonic)
 
     def say(self, text: str) -> None:
@@ -83,14 +83,14 @@ class Demo:
         signal_all(self.cluster.processes(run.run_id), signal.SIGKILL)
         at = time.monotonic()
         saved = checks.last_checkpoint(self.cluster.store, "delay_model")
-        loss = Loss(run.run_id, "kill -9 of the run's process tree, in training", f"step {reached}")
+        loss = Loss(run.run_id, "killed in training", f"step {reached}")
         self.say(f"[red]killed[/red] all of run {run.run_id[:8]} at training step {reached} (last checkpoint: {saved})")
         self.detect(loss, at)
         resumed = wait_for("training to go on", lambda: self.resumed_step(loss.next_run))
         loss.resumed = time.monotonic() - at
         loss.resumed_at = f"step {resumed}"
-        redone = max(reached - resumed, 0)
-        loss.redone, loss.redone_from_zero = f"{redone} steps", f"{reached} steps, {len(MONTHS)} + {len(MONTHS)} months"
+        months = 2 * len(MONTHS)
+        loss.redone, loss.redone_from_zero = f"{SAVE_INTERVAL} steps at most", f"{reached} steps, {months} months"
         self.say(f"[green]resumed[/green] from training step {resumed}: at most {SAVE_INTERVAL} steps are redone")
         if resumed != saved or reached - resumed > SAVE_INTERVAL:
             raise DemoError(
@@ -123,7 +123,7 @@ class Demo:
         at = time.monotonic()
         done = checks.committed(store, "delay_predictions", MONTHS)
         loss = Loss(
-            run.run_id, "SIGSTOP of the run's process tree, in inference", f"{len(done)} of {len(MONTHS)} months"
+            run.run_id, "stopped in inference", f"{len(done)} of {len(MONTHS)} months"
         )
         self.say(f"[red]stopped[/red] all of run {run.run_id[:8]} after {len(done)} months of predictions")
         try:
@@ -178,6 +178,7 @@ class Demo:
         self.say(f"{self.reason(loss.run_id)}")
         self.say(f"re-execution {child.run_id[:8]} queued: {self.selection(child)}")
         self.check_lineage(child, loss.run_id)
+        self.check_selection(child)
 
     def child_of(self, run_id: str) -> dg.DagsterRun | None:
         """The re-execution of a run."""
@@ -188,6 +189,12 @@ class Demo:
         root = self.cluster.runs()[0].run_id
         if child.parent_run_id != parent or child.root_run_id != root:
             raise DemoError(f"Run {child.run_id} is no re-execution of {parent} under the root {root}.")
+
+    def check_selection(self, child: dg.DagsterRun) -> None:
+        """What was finished before either loss is not selected again."""
+        again = {"flights", "flight_features"} & {key.to_user_string() for key in child.asset_selection or ()}
+        if again:
+            raise DemoError(f"Run {child.run_id} selects finished assets again: {', '.join(sorted(again))}.")
 
     def selection(self, run: dg.DagsterRun) -> str:
         """What a run selects, in words."""

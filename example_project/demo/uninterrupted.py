@@ -14,7 +14,7 @@ RANGE = {"dagster/asset_partition_range_start": "2013-01-01", "dagster/asset_par
 def main() -> int:
     """Run the job in this process, in an instance that is gone afterwards."""
     steps = int(sys.argv[1])
-    job = defs.get_job_def("delay_pipeline")
+    job = defs.resolve_job_def("delay_pipeline")
     with dg.DagsterInstance.ephemeral() as instance:
         done = job.execute_in_process(
             instance=instance, tags=RANGE, run_config={"ops": {"delay_model": {"config": {"steps": steps}}}}

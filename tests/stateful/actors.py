@@ -82,10 +82,9 @@ class Cast:
         """Take the lease; everybody believes that the other owner is dead."""
         self.oracle.acquired(actor, self._call(actor, task.acquire))
 
-    def save(self, actor: Actor, task: DurableTask, number: int) -> None:
+    def save(self, actor: Actor, task: DurableTask, step: int) -> None:
         """Commit a checkpoint, again where the store does not answer."""
-        stored = _manifest(actor, number)
-        step = max((c.step for c in task.checkpoints), default=0) + 1
+        stored = _manifest(actor, step)
 
         def holds() -> bool:
             head = self.oracle.head
@@ -189,8 +188,9 @@ def trainer(saves: int, *, end: str = "complete", publishes: bool = True) -> Cal
     def play(cast: Cast, actor: Actor) -> None:
         task = cast.task(actor)
         cast.acquire(actor, task)
-        for number in range(1, saves + 1):
-            cast.save(actor, task, number)
+        resumed_from = max((c.step for c in task.checkpoints), default=0)
+        for step in range(resumed_from + 1, resumed_from + saves + 1):
+            cast.save(actor, task, step)
         if end == "complete":
             cast.complete(actor, task)
         elif end == "release":

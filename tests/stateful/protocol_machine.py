@@ -216,7 +216,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         """Let all who live come to their end, one after the other; then nothing may be left waiting."""
         try:
             while not self._broken and any(actor.alive for actor in self.world.actors.values()):
-                self.finish(0)
+                self.proceed(0, ("call", 99))
         finally:
             for actor in self.world.actors.values():
                 actor.crash()

@@ -1,0 +1,102 @@
+"""The same questions on a real S3 server on loopback: one large object, against s3fs and bare obstore."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.store import S3Store
+
+from benchmarks.rounds import OURS, Contender, Recorder, Row, compare
+from dagster_resilient.storage.manifest import put_object
+from dagster_resilient.storage.object_store import open_store
+
+PUT = "put one object to S3"
+_MIB = 1024 * 1024
+_KEY = "bench/object"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A bucket on a server.
+
+    Attributes:
+        bucket: Its name.
+        options: Storage options as `open_store` and fsspec take them.
+    """
+
+    bucket: str
+    options: dict[str, Any]
+
+    def client(self, **config: Any) -> S3Store:
+        """Return a bare obstore client."""
+        options = self.options
+        settings = {"access_key_id": options["key"], "secret_access_key": options["secret"], "region": "us-east-1"}
+        settings |= {"endpoint": options["endpoint_url"], **config}
+        return S3Store(self.bucket, config=settings, client_options={"allow_http": True})
+
+
+@contextlib.contextmanager
+def s3_place(folder: Path) -> Iterator[Place]:
+    """Run the S3 server of the tests inside the block."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    servers = importlib.import_module("servers")
+    server = servers.SeaweedServer(folder)
+    try:
+        server.start()
+        yield Place(servers.BUCKET, server.options)
+    finally:
+        server.kill()
+
+
+def remote_rows(place: Place, megabytes: int, rounds: int, recorder: Recorder) -> list[Row]:
+    """Measure the put of one object; ours computes and keeps its BLAKE3 digest and asks the server for its size."""
+    body = os.urandom(megabytes * 1_000_000)
+    store = open_store(f"s3://{place.bucket}", place.options)
+
+    def clean() -> None:
+        store.delete([_KEY])
+
+    ours = Contender(OURS, lambda: put_object(store, _KEY, body), clean)
+    through_s3fs = _s3fs(place, body, clean)
+    bare = [
+        *_obstore("bare obstore", place.client(), body, clean),
+        *_obstore("bare obstore, unsigned", place.client(unsigned_payload="true"), body, clean),
+    ]
+    case = f"{megabytes} MB"
+    rows = compare(PUT, case, [ours, *through_s3fs, *bare], rounds, recorder)
+    if not through_s3fs:
+        rows.append(Row(PUT, case, rows[0].ours, "s3fs pipe_file", "not installed"))
+    return rows
+
+
+def _obstore(peer: str, client: S3Store, body: bytes, clean: Callable[[], None]) -> list[Contender]:
+    def putter(part: int) -> Callable[[], object]:
+        return lambda: obstore.put(client, _KEY, body, use_multipart=True, chunk_size=part * _MIB)
+
+    return [Contender(peer, putter(part), clean, f"parts of {part} MiB") for part in (5, 32)]
+
+
+def _s3fs(place: Place, body: bytes, clean: Callable[[], None]) -> list[Contender]:
+    try:
+        s3fs = importlib.import_module("s3fs")
+    except ImportError:
+        return []  # the table says so
+
+    def putter(part: int, **config: Any) -> Callable[[], object]:
+        files = s3fs.S3FileSystem(**place.options, config_kwargs=config, skip_instance_cache=True)
+        return lambda: files.pipe_file(f"{place.bucket}/{_KEY}", body, chunksize=part * _MIB)
+
+    plain = {"request_checksum_calculation": "when_required"}
+    return [
+        Contender("s3fs pipe_file", putter(50), clean, "as it is"),
+        Contender("s3fs pipe_file", putter(50, **plain), clean, "no checksums"),
+        Contender("s3fs pipe_file", putter(16, **plain), clean, "no checksums, parts of 16 MiB"),
+    ]

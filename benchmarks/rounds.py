@@ -1,0 +1,141 @@
+"""Measuring fairly: all contenders in the same run, in turns, each at the best of its settings, medians of raw rounds.
+
+A ratio between two medians of one run says something on any machine; seconds from one machine say little. What is not
+the work itself (making room, deleting what the last round left, writing back other contenders' pages) is not timed.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+OURS = "dagster_resilient"
+
+
+def nothing() -> None:
+    """Do nothing: a contender that leaves nothing behind."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do the work of a case.
+
+    Attributes:
+        peer: Whose way it is; `OURS` for this library.
+        run: The work, which is timed.
+        clean: Removes what the work left. Not timed.
+        setting: Which setting of the peer this is, where several compete. The fastest one counts.
+    """
+
+    peer: str
+    run: Callable[[], object]
+    clean: Callable[[], object] = nothing
+    setting: str = ""
+
+    @property
+    def name(self) -> str:
+        """Peer and setting, as a table shows them."""
+        return f"{self.peer} ({self.setting})" if self.setting else self.peer
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        section: What was measured in general.
+        what: What was measured.
+        ours: Our result, as text.
+        peer: Whom it is compared with, empty where with nobody.
+        theirs: The peer's result, as text.
+        ratio: Our time divided by the peer's; None where there is nothing to compare.
+    """
+
+    section: str
+    what: str
+    ours: str
+    peer: str = ""
+    theirs: str = ""
+    ratio: float | None = None
+
+
+class Recorder(AbstractContextManager["Recorder"]):
+    """Keeps every raw round as one JSON line, as soon as it is measured."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Record into a file, or nowhere.
+
+        Args:
+            path: The file, which is replaced; None: keep nothing.
+        """
+        self._file = None if path is None else path.open("w")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, **fields: Any) -> None:
+        """Write one line."""
+        if self._file is not None:
+            self._file.write(json.dumps(fields) + "\n")
+            self._file.flush()
+
+
+def interleave(case: str, contenders: Sequence[Contender], rounds: int, recorder: Recorder) -> dict[str, list[float]]:
+    """Let contenders do their work in turns, and return the seconds of each by its name.
+
+    The order moves on by one in each round, so that nobody always follows the same other one. A first round warms up
+    caches, connections and memory, and does not count.
+    """
+    seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for number in range(rounds + 1):
+        first = number % len(contenders)
+        for contender in [*contenders[first:], *contenders[:first]]:
+            took = _timed(contender)
+            if number:
+                seconds[contender.name].append(took)
+                recorder.write(
+                    case=case, peer=contender.peer, setting=contender.setting, round=number, seconds=round(took, 6)
+                )
+    return seconds
+
+
+def _timed(contender: Contender) -> float:
+    gc.collect()
+    os.sync()  # else one contender's fsync pays for the pages of another one
+    begun = time.perf_counter()
+    contender.run()
+    took = time.perf_counter() - begun
+    contender.clean()
+    return took
+
+
+def compare(section: str, case: str, contenders: Sequence[Contender], rounds: int, recorder: Recorder) -> list[Row]:
+    """Measure a case; return one row for each peer at the best of its settings."""
+    seconds = interleave(case, contenders, rounds, recorder)
+    medians = {name: statistics.median(all_rounds) for name, all_rounds in seconds.items()}
+    ours = medians[next(contender.name for contender in contenders if contender.peer == OURS)]
+    rows = []
+    for peer in dict.fromkeys(contender.peer for contender in contenders if contender.peer != OURS):
+        best = min((c.name for c in contenders if c.peer == peer), key=lambda name: medians[name])
+        rows.append(Row(section, case, duration(ours), best, duration(medians[best]), ours / medians[best]))
+    return rows
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person reads it."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"

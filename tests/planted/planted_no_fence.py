@@ -1,0 +1,8 @@
+"""The example's code location with a planted fault: a commit asks neither for fences nor for newer tries."""
+
+from dagster_resilient.state.task import DurableTask
+
+DurableTask._admitted_head = lambda self: self.log.head()
+DurableTask.check_fenced = lambda _self: None
+
+from example_project.definitions import defs as defs  # noqa: E402 - the fault comes first

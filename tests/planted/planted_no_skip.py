@@ -1,0 +1,12 @@
+"""The example's code location with a planted fault: finished partitions are computed again.
+
+Both places that know of them are blind here, the plan and the step: each alone covers for the other.
+"""
+
+from dagster_resilient.facts import RunFacts
+from dagster_resilient.state.task import DurableTask
+
+DurableTask.committed_value = lambda _self, _head: None
+RunFacts._committed = lambda _self, _key, _partition: None
+
+from example_project.definitions import defs as defs  # noqa: E402 - the fault comes first
