@@ -4,7 +4,8 @@ Ratios of medians, measured in turns in one run. What each side does:
 
 - A save of ours hashes every byte, writes, syncs file and folder, asks back for the size, and commits a log entry. The
   peers write and sync. Removing old checkpoints is timed for nobody.
-- A load of ours checks the digest of every byte. No peer checks anything. The files are in the page cache.
+- A load ends with the values copied into the tensors of a model and an optimizer, and begins in the page cache. Ours
+  checks the digest of every byte; no peer checks anything.
 - Our put to S3 computes a BLAKE3 digest, and a HEAD asks the server for the size. All but "unsigned" let the server
   check the body by its signature.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import local, protocol, remote, report
-from benchmarks.rounds import Recorder, Row
+from benchmarks.rounds import Row, Run
 
 RESULTS = Path(__file__).parent / "results"
 NAME = "checkpoint"
@@ -46,15 +47,15 @@ class Scale:
 QUICK = Scale(states=(13, 26), object=12, rounds=1, beats=2, partitions=3)
 
 
-def measure(scale: Scale, folder: Path, recorder: Recorder) -> list[Row]:
+def measure(scale: Scale, folder: Path, run: Run) -> list[Row]:
     """Run all cases in a folder and return the rows of the table."""
-    rows = local.local_rows(folder, scale.states, scale.rounds, recorder)
+    rows = local.local_rows(folder, scale.states, scale.rounds, run)
     with remote.s3_place(folder / "s3") as place:
-        rows += remote.remote_rows(place, scale.object, scale.rounds, recorder)
-        rows += protocol.local_partition_rows(folder / "loop", scale.partitions, recorder)
-        rows += protocol.s3_partition_rows(place, scale.partitions, recorder)
-    rows += protocol.beat_rows(folder / "beats", scale.beats, recorder)
-    return rows + protocol.request_rows(recorder)
+        rows += remote.remote_rows(place, scale.object, scale.rounds, run)
+        rows += protocol.local_partition_rows(folder / "loop", scale.partitions, run)
+        rows += protocol.s3_partition_rows(place, scale.partitions, run)
+    rows += protocol.beat_rows(folder / "beats", scale.beats, run)
+    return rows + protocol.request_rows(run)
 
 
 def main() -> None:
@@ -65,10 +66,13 @@ def main() -> None:
         results.mkdir(parents=True, exist_ok=True)
     logging.getLogger("dagster_resilient").setLevel(logging.ERROR)
     scale = QUICK if options.quick else Scale()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder, Recorder(_in(results, ".jsonl")) as recorder:
+    with (
+        tempfile.TemporaryDirectory(dir=options.folder) as folder,
+        Run(_in(results, ".jsonl"), settle=not options.quick) as run,
+    ):
         about = report.machine(Path(folder))
-        recorder.write(machine=about, quick=options.quick, rounds=scale.rounds)
-        rows = measure(scale, Path(folder), recorder)
+        run.note(machine=about, quick=options.quick, rounds=scale.rounds)
+        rows = measure(scale, Path(folder), run)
         report.show(rows, about, _in(results, ".txt"))
 
 

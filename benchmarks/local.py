@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +16,17 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
-from benchmarks.rounds import OURS, Contender, Recorder, Row, compare
+from benchmarks.rounds import OURS, Contender, Row, Run
 from dagster_resilient import EverySteps, Task, open_task
 from dagster_resilient.checkpoint.restore import newest_checkpoint
 from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage.object_store import ObjectStore
 
-SAVE, LOAD = "save a training state, durable", "load a training state, every page touched"
+SAVE, LOAD = "save a training state", "load it into live tensors"
+TORCH_LOAD, SAFETENSORS = "torch.load, unverified", "safetensors, unverified"
 _SIDE = 1024
 _NEVER = EverySteps(10**9)
 _ALL = 10**9  # checkpoints to keep: nobody's removal of old ones is timed
-_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -70,45 +71,40 @@ def opened(store: str | ObjectStore, name: str) -> Iterator[Task]:
             task.attempt.sidecar.close()
 
 
-def size_of(value: Any) -> int:
-    """Return the bytes of all tensors of a tree."""
-    return sum(tensor.nbytes for tensor in tensors_of(value))
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a tree."""
+def flat(value: Any, path: str = "") -> dict[str, torch.Tensor]:
+    """Return the tensors of a tree by their paths."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_of(item)
+        return {path: value}
+    if not isinstance(value, dict):
+        return {}
+    found: dict[str, torch.Tensor] = {}
+    for name, item in value.items():
+        found |= flat(item, f"{path}/{name}")
+    return found
 
 
-def touch(value: Any) -> int:
-    """Read one byte of every page. A memory map that nobody has read is not yet loaded."""
-    return sum(int(tensor.reshape(-1).view(torch.uint8)[::_PAGE].sum()) for tensor in tensors_of(value))
+def size_of(state: dict[str, Any]) -> str:
+    """Return the size of all tensors, as a case is named."""
+    return f"{sum(tensor.nbytes for tensor in flat(state).values()) / 1e6:.0f} MB"
 
 
-def local_rows(folder: Path, sizes: tuple[int, ...], rounds: int, recorder: Recorder) -> list[Row]:
+def local_rows(folder: Path, sizes: tuple[int, ...], rounds: int, run: Run) -> list[Row]:
     """Measure saving and loading for each size, in megabytes."""
     rows = []
     for megabytes in sizes:
         state = training_state(megabytes)
-        rows += _save_rows(folder / f"save-{megabytes}", state, rounds, recorder)
-        rows += _load_rows(folder / f"load-{megabytes}", state, rounds, recorder)
+        rows += _save_rows(folder / f"save-{megabytes}", state, rounds, run)
+        rows += _load_rows(folder / f"load-{megabytes}", state, rounds, run)
     return sorted(rows, key=lambda row: row.section != SAVE)
 
 
 # ---- saving
 
 
-def _save_rows(folder: Path, state: dict[str, Any], rounds: int, recorder: Recorder) -> list[Row]:
+def _save_rows(folder: Path, state: dict[str, Any], rounds: int, run: Run) -> list[Row]:
     folder.mkdir(parents=True)
     objects = {name: Stateful(tensors) for name, tensors in state.items()}
-    with (
-        opened(str(folder / "ours"), "bench") as task,
-        task.training(**objects, save=_NEVER, keep=_ALL) as session,
-    ):
+    with opened(str(folder / "ours"), "bench") as task, task.training(**objects, save=_NEVER, keep=_ALL) as session:
         steps = session.steps(10**9)
         next(steps)
 
@@ -117,14 +113,14 @@ def _save_rows(folder: Path, state: dict[str, Any], rounds: int, recorder: Recor
             session.save()
             next(steps)
 
-        ours = Contender(OURS, save, lambda: _delete_data(task))
+        ours = Contender(OURS, save, lambda: _delete_data(task.store))
         peers = [*_torch_savers(folder / "torch", state), *_dcp_savers(folder / "dcp", state)]
-        return compare(SAVE, f"{size_of(state) / 1e6:.0f} MB", [ours, *peers], rounds, recorder)
+        return run.compare(SAVE, size_of(state), [ours, *peers], rounds)
 
 
-def _delete_data(task: Task) -> None:
-    """Delete the data of all checkpoints but the entries of the log: the next round needs the space, nobody the data."""
-    task.store.delete([info.key for info in task.store.list("") if "/data/" in info.key])
+def _delete_data(store: ObjectStore) -> None:
+    """Delete the data of all checkpoints, and leave the log: the next round needs the space, and nobody the data."""
+    store.delete([info.key for info in store.list("") if "/data/" in info.key])
 
 
 def _torch_savers(folder: Path, state: dict[str, Any]) -> list[Contender]:
@@ -140,10 +136,8 @@ def _torch_savers(folder: Path, state: dict[str, Any]) -> list[Contender]:
 
         return save
 
-    names = {True: "with CRC-32", False: "without CRC-32"}
-    return [
-        Contender("torch.save + fsync", saver(checksums), file.unlink, setting) for checksums, setting in names.items()
-    ]
+    names = {True: "CRC-32", False: "no CRC-32"}
+    return [Contender("torch.save + fsync", saver(on), file.unlink, setting) for on, setting in names.items()]
 
 
 def sync(path: Path) -> None:
@@ -161,12 +155,14 @@ def _dcp_savers(folder: Path, state: dict[str, Any]) -> list[Contender]:
     def saver(threads: int) -> Callable[[], None]:
         def save() -> None:
             writer = dcp.FileSystemWriter(folder / uuid.uuid4().hex, sync_files=True, thread_count=threads)
-            dcp.save(state, storage_writer=writer, no_dist=True)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                dcp.save(state, storage_writer=writer, no_dist=True)
 
         return save
 
     counts = sorted({1, os.cpu_count() or 1})
-    return [Contender("DCP", saver(n), lambda: _empty(folder), f"sync_files, threads: {n}") for n in counts]
+    return [Contender("DCP, sync_files", saver(n), lambda: _empty(folder), f"threads: {n}") for n in counts]
 
 
 def _empty(folder: Path) -> None:
@@ -177,14 +173,20 @@ def _empty(folder: Path) -> None:
 # ---- loading
 
 
-def _load_rows(folder: Path, state: dict[str, Any], rounds: int, recorder: Recorder) -> list[Row]:
+def _load_rows(folder: Path, state: dict[str, Any], rounds: int, run: Run) -> list[Row]:
     folder.mkdir(parents=True)
-    try:
-        with opened(str(folder / "ours"), "bench") as task, _saved(task, state) as durable:
-            contenders = [Contender(OURS, lambda: touch(_verified(durable))), *_loaders(folder, state)]
-            return compare(LOAD, f"{size_of(state) / 1e6:.0f} MB", contenders, rounds, recorder)
-    finally:
-        shutil.rmtree(folder)
+    live = {name: tensor.clone() for name, tensor in flat(state).items()}
+    with opened(str(folder / "ours"), "bench") as task, _saved(task, state) as durable:
+        ours = Contender(OURS, lambda: _copy(flat(_verified(durable)), live))
+        rows = run.compare(LOAD, size_of(state), [ours, *_loaders(folder, state, live)], rounds)
+    shutil.rmtree(folder)
+    return rows
+
+
+def _copy(loaded: dict[str, torch.Tensor], live: dict[str, torch.Tensor]) -> None:
+    """Copy into the tensors of a model, as its `load_state_dict` does. Until then a memory map has read nothing."""
+    for name, tensor in live.items():
+        tensor.copy_(loaded[name])
 
 
 @contextlib.contextmanager
@@ -202,20 +204,19 @@ def _saved(task: Task, state: dict[str, Any]) -> Iterator[DurableTask]:
 def _verified(durable: DurableTask) -> dict[str, Any]:
     found = newest_checkpoint(durable)
     assert found is not None
-    return found.tree
+    return {"model": found.tree["model"], "optimizer": found.tree["optimizer"]}
 
 
-def _loaders(folder: Path, state: dict[str, Any]) -> list[Contender]:
+def _loaders(folder: Path, state: dict[str, Any], live: dict[str, torch.Tensor]) -> list[Contender]:
     torch_file, safe_file = folder / "state.pt", folder / "state.safetensors"
     torch.save(state, torch_file)
-    flat = {str(n): tensor for n, tensor in enumerate(tensors_of(state))}
-    safetensors.torch.save_file(flat, safe_file)
+    safetensors.torch.save_file(flat(state), safe_file)
 
     def torch_load(mmap: bool) -> None:
-        touch(torch.load(torch_file, weights_only=True, mmap=mmap))
+        _copy(flat(torch.load(torch_file, weights_only=True, mmap=mmap)), live)
 
     return [
-        Contender("torch.load, unverified", lambda: torch_load(mmap=False), setting="weights_only"),
-        Contender("torch.load, unverified", lambda: torch_load(mmap=True), setting="weights_only, mmap"),
-        Contender("safetensors load_file, unverified", lambda: touch(safetensors.torch.load_file(safe_file))),
+        Contender(TORCH_LOAD, lambda: torch_load(mmap=False), setting="no mmap"),
+        Contender(TORCH_LOAD, lambda: torch_load(mmap=True), setting="mmap"),
+        Contender(SAFETENSORS, lambda: _copy(safetensors.torch.load_file(safe_file), live)),
     ]

@@ -14,11 +14,11 @@ from typing import Any
 import obstore
 from obstore.store import S3Store
 
-from benchmarks.rounds import OURS, Contender, Recorder, Row, compare
+from benchmarks.rounds import OURS, Contender, Row, Run
 from dagster_resilient.storage.manifest import put_object
 from dagster_resilient.storage.object_store import open_store
 
-PUT = "put one object to S3"
+PUT, S3FS = "put one object to S3", "s3fs pipe_file"
 _MIB = 1024 * 1024
 _KEY = "bench/object"
 
@@ -56,7 +56,7 @@ def s3_place(folder: Path) -> Iterator[Place]:
         server.kill()
 
 
-def remote_rows(place: Place, megabytes: int, rounds: int, recorder: Recorder) -> list[Row]:
+def remote_rows(place: Place, megabytes: int, rounds: int, run: Run) -> list[Row]:
     """Measure the put of one object; ours computes and keeps its BLAKE3 digest and asks the server for its size."""
     body = os.urandom(megabytes * 1_000_000)
     store = open_store(f"s3://{place.bucket}", place.options)
@@ -67,13 +67,13 @@ def remote_rows(place: Place, megabytes: int, rounds: int, recorder: Recorder) -
     ours = Contender(OURS, lambda: put_object(store, _KEY, body), clean)
     through_s3fs = _s3fs(place, body, clean)
     bare = [
-        *_obstore("bare obstore", place.client(), body, clean),
-        *_obstore("bare obstore, unsigned", place.client(unsigned_payload="true"), body, clean),
+        *_obstore("obstore", place.client(), body, clean),
+        *_obstore("obstore, unsigned body", place.client(unsigned_payload="true"), body, clean),
     ]
     case = f"{megabytes} MB"
-    rows = compare(PUT, case, [ours, *through_s3fs, *bare], rounds, recorder)
+    rows = run.compare(PUT, case, [ours, *through_s3fs, *bare], rounds)
     if not through_s3fs:
-        rows.append(Row(PUT, case, rows[0].ours, "s3fs pipe_file", "not installed"))
+        rows.append(Row(PUT, case, rows[0].ours, S3FS, "not installed"))
     return rows
 
 
@@ -81,7 +81,7 @@ def _obstore(peer: str, client: S3Store, body: bytes, clean: Callable[[], None])
     def putter(part: int) -> Callable[[], object]:
         return lambda: obstore.put(client, _KEY, body, use_multipart=True, chunk_size=part * _MIB)
 
-    return [Contender(peer, putter(part), clean, f"parts of {part} MiB") for part in (5, 32)]
+    return [Contender(peer, putter(part), clean, f"{part} MiB parts") for part in (5, 32)]
 
 
 def _s3fs(place: Place, body: bytes, clean: Callable[[], None]) -> list[Contender]:
@@ -96,7 +96,7 @@ def _s3fs(place: Place, body: bytes, clean: Callable[[], None]) -> list[Contende
 
     plain = {"request_checksum_calculation": "when_required"}
     return [
-        Contender("s3fs pipe_file", putter(50), clean, "as it is"),
-        Contender("s3fs pipe_file", putter(50, **plain), clean, "no checksums"),
-        Contender("s3fs pipe_file", putter(16, **plain), clean, "no checksums, parts of 16 MiB"),
+        Contender(S3FS, putter(50), clean, "default"),
+        Contender(S3FS, putter(50, **plain), clean, "no checksums"),
+        Contender(S3FS, putter(16, **plain), clean, "no checksums, 16 MiB parts"),
     ]

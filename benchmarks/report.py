@@ -68,7 +68,7 @@ def table(rows: Sequence[Row]) -> Table:
         if section not in {None, row.section}:
             shown.add_section()
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        shown.add_row(row.section if row.section != section else "", row.what, row.ours, row.peer, row.theirs, ratio)
+        shown.add_row(row.section if row.section != section else "", row.case, row.ours, row.peer, row.theirs, ratio)
         section = row.section
     return shown
 
@@ -76,7 +76,7 @@ def table(rows: Sequence[Row]) -> Table:
 def verdict(rows: Sequence[Row]) -> list[str]:
     """Say where we are slower, and by how much, worst first."""
     slower = sorted((row for row in rows if (row.ratio or 0) > _EQUAL), key=lambda row: -(row.ratio or 0))
-    lines = [f"  {row.ratio:.2f} x  {row.section}, {row.what}: than {row.peer}" for row in slower]
+    lines = [f"  {row.ratio:.2f} x  {row.section}, {row.case}: than {row.peer}" for row in slower]
     return ["We are slower here:", *lines] if lines else ["We are slower nowhere in this run."]
 
 

@@ -53,7 +53,7 @@ class Row:
 
     Attributes:
         section: What was measured in general.
-        what: What was measured.
+        case: What was measured in particular.
         ours: Our result, as text.
         peer: Whom it is compared with, empty where with nobody.
         theirs: The peer's result, as text.
@@ -61,23 +61,25 @@ class Row:
     """
 
     section: str
-    what: str
+    case: str
     ours: str
     peer: str = ""
     theirs: str = ""
     ratio: float | None = None
 
 
-class Recorder(AbstractContextManager["Recorder"]):
-    """Keeps every raw round as one JSON line, as soon as it is measured."""
+class Run(AbstractContextManager["Run"]):
+    """One run of all measurements. Every raw round becomes one JSON line as soon as it is measured."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Record into a file, or nowhere.
+    def __init__(self, file: Path | None = None, *, settle: bool = True) -> None:
+        """Begin a run.
 
         Args:
-            path: The file, which is replaced; None: keep nothing.
+            file: Where raw rounds are kept; it is replaced. None: nowhere.
+            settle: Whether the disk comes to rest before each round. Else one's fsync pays for the pages of another.
         """
-        self._file = None if path is None else path.open("w")
+        self._file = None if file is None else file.open("w")
+        self._settle = settle
 
     def __enter__(self) -> Self:
         return self
@@ -88,52 +90,51 @@ class Recorder(AbstractContextManager["Recorder"]):
         if self._file is not None:
             self._file.close()
 
-    def write(self, **fields: Any) -> None:
-        """Write one line."""
+    def note(self, **fields: Any) -> None:
+        """Keep one line."""
         if self._file is not None:
             self._file.write(json.dumps(fields) + "\n")
             self._file.flush()
 
+    def compare(self, section: str, case: str, contenders: Sequence[Contender], rounds: int) -> list[Row]:
+        """Measure a case; return one row for each peer, at the best of its settings."""
+        seconds = self._in_turns(section, case, contenders, rounds)
+        medians = {name: statistics.median(all_rounds) for name, all_rounds in seconds.items()}
+        ours = min(medians[contender.name] for contender in contenders if contender.peer == OURS)
+        rows = []
+        for peer in dict.fromkeys(contender.peer for contender in contenders if contender.peer != OURS):
+            best = min((c.name for c in contenders if c.peer == peer), key=lambda name: medians[name])
+            rows.append(Row(section, case, duration(ours), best, duration(medians[best]), ours / medians[best]))
+        return rows
 
-def interleave(case: str, contenders: Sequence[Contender], rounds: int, recorder: Recorder) -> dict[str, list[float]]:
-    """Let contenders do their work in turns, and return the seconds of each by its name.
+    def _in_turns(
+        self, section: str, case: str, contenders: Sequence[Contender], rounds: int
+    ) -> dict[str, list[float]]:
+        """Return the seconds of each contender by its name.
 
-    The order moves on by one in each round, so that nobody always follows the same other one. A first round warms up
-    caches, connections and memory, and does not count.
-    """
-    seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for number in range(rounds + 1):
-        first = number % len(contenders)
-        for contender in [*contenders[first:], *contenders[:first]]:
-            took = _timed(contender)
-            if number:
-                seconds[contender.name].append(took)
-                recorder.write(
-                    case=case, peer=contender.peer, setting=contender.setting, round=number, seconds=round(took, 6)
-                )
-    return seconds
+        The order moves on by one in each round, so that nobody always follows the same other one. A first round warms
+        up caches, connections and memory, and does not count.
+        """
+        seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+        for number in range(rounds + 1):
+            gc.collect()
+            first = number % len(contenders)
+            for one in [*contenders[first:], *contenders[:first]]:
+                took = self._timed(one)
+                if number:
+                    seconds[one.name].append(took)
+                    where = {"section": section, "case": case, "peer": one.peer, "setting": one.setting}
+                    self.note(**where, round=number, seconds=round(took, 6))
+        return seconds
 
-
-def _timed(contender: Contender) -> float:
-    gc.collect()
-    os.sync()  # else one contender's fsync pays for the pages of another one
-    begun = time.perf_counter()
-    contender.run()
-    took = time.perf_counter() - begun
-    contender.clean()
-    return took
-
-
-def compare(section: str, case: str, contenders: Sequence[Contender], rounds: int, recorder: Recorder) -> list[Row]:
-    """Measure a case; return one row for each peer at the best of its settings."""
-    seconds = interleave(case, contenders, rounds, recorder)
-    medians = {name: statistics.median(all_rounds) for name, all_rounds in seconds.items()}
-    ours = medians[next(contender.name for contender in contenders if contender.peer == OURS)]
-    rows = []
-    for peer in dict.fromkeys(contender.peer for contender in contenders if contender.peer != OURS):
-        best = min((c.name for c in contenders if c.peer == peer), key=lambda name: medians[name])
-        rows.append(Row(section, case, duration(ours), best, duration(medians[best]), ours / medians[best]))
-    return rows
+    def _timed(self, contender: Contender) -> float:
+        if self._settle:
+            os.sync()
+        begun = time.perf_counter()
+        contender.run()
+        took = time.perf_counter() - begun
+        contender.clean()
+        return took
 
 
 def duration(seconds: float) -> str:

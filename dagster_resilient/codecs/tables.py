@@ -8,6 +8,7 @@ is: see `_repairs`. The frequency of a date index is kept; one that hides in a l
 
 from __future__ import annotations
 
+import datetime
 import io
 import struct
 import warnings
@@ -118,7 +119,14 @@ def _repairs(frame: pd.DataFrame, back: pd.DataFrame) -> dict[str, Any]:
     if back.shape[1] == frame.shape[1]:
         pairs = zip(frame.dtypes, back.dtypes, strict=True)
         repairs["dtypes"] = {str(i): _dtype_text(ours) for i, (ours, theirs) in enumerate(pairs) if ours != theirs}
+    # pandas' own UTC (`to_datetime(utc=True)`) is `datetime.timezone.utc`; Parquet gives back `ZoneInfo("UTC")`.
+    repairs["utc_columns"] = [i for i, dtype in enumerate(frame.dtypes) if _is_plain_utc(dtype)]
+    repairs["utc_index"] = _is_plain_utc(frame.index.dtype)
     return repairs
+
+
+def _is_plain_utc(dtype: Any) -> bool:
+    return getattr(dtype, "tz", None) is datetime.UTC
 
 
 def _dtype_text(dtype: Any) -> str:
@@ -133,6 +141,10 @@ def _repaired(frame: pd.DataFrame, repairs: Mapping[str, Any]) -> pd.DataFrame:
 
     for position, dtype in repairs.get("dtypes", {}).items():
         frame.isetitem(int(position), frame.iloc[:, int(position)].astype(dtype).array)
+    for position in repairs.get("utc_columns", ()):
+        frame.isetitem(position, frame.iloc[:, position].dt.tz_convert(datetime.UTC).array)
+    if repairs.get("utc_index"):
+        frame.index = pd.DatetimeIndex(frame.index).tz_convert(datetime.UTC)
     for axis in ("columns", "index"):
         if f"{axis}_range" in repairs:
             start, stop, step = repairs[f"{axis}_range"]

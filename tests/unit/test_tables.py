@@ -147,3 +147,15 @@ def test_bytes_that_are_no_parquet_are_an_integrity_error():
     """Whatever was stored in the place of the table."""
     with pytest.raises(IntegrityError, match="Parquet"):
         codecs.decode("pandas-parquet/1", {"table.parquet": b"PAR1 but not really"}, {})
+
+
+def test_pandas_own_utc_comes_back_as_it_was():
+    """`to_datetime(utc=True)` makes another UTC object than Parquet does; the frame's own one comes back."""
+    times = pd.to_datetime(["2026-01-01", None, "2026-03-01"], utc=True)
+    frame = pd.DataFrame({"t": times, "n": [1, 2, 3]}, index=pd.DatetimeIndex(["2026-01-01"] * 3, tz="UTC", name="at"))
+    encoded = codecs.encode(frame)
+    parts = {role: b"".join(chunks) for role, chunks in encoded.parts.items()}
+    back = codecs.decode(encoded.codec, parts, encoded.meta)
+    pd.testing.assert_frame_equal(back, frame)
+    assert type(back["t"].dt.tz) is type(frame["t"].dt.tz)
+    assert type(back.index.tz) is type(frame.index.tz)
