@@ -14,7 +14,8 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from benchmarks.rounds import OURS, Contender, Row, Run
 from dagster_resilient import EverySteps, Task, open_task
@@ -154,10 +155,10 @@ def _dcp_savers(folder: Path, state: dict[str, Any]) -> list[Contender]:
 
     def saver(threads: int) -> Callable[[], None]:
         def save() -> None:
-            writer = dcp.FileSystemWriter(folder / uuid.uuid4().hex, sync_files=True, thread_count=threads)
+            writer = FileSystemWriter(folder / uuid.uuid4().hex, sync_files=True, thread_count=threads)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                dcp.save(state, storage_writer=writer, no_dist=True)
+                dcp_save(state, storage_writer=writer, no_dist=True)
 
         return save
 

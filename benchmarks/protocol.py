@@ -59,12 +59,12 @@ def request_rows(run: Run) -> list[Row]:
     """Count the requests of a try's life. Counted, not timed: they are the same on every store."""
     counting = _Counting(run)
     with opened(counting.store, "bench") as task:
-        counting.note("begin a try: first use of a store")
+        counting.note("begin a try in a new store")
         _count_protocol(counting, task)
         _count_saves(counting, dataclasses.replace(task, asset=("training",)))
         _count_partitions(counting, dataclasses.replace(task, asset=("months",), partition_keys=("2013-01",)))
     with opened(counting.store, "bench"):
-        counting.note("begin a try: later")
+        counting.note("begin a later try")
     return counting.rows
 
 
@@ -92,16 +92,17 @@ def _count_saves(counting: _Counting, task: Task) -> None:
             if step == 3:
                 counting.skip()
             if step == 4:
-                counting.note("whole checkpoint, an old one deleted")
+                counting.note("whole checkpoint, old one deleted")
+    counting.skip()
 
 
 def _count_partitions(counting: _Counting, task: Task) -> None:
     for part in task.partitions():
         part.save(_VALUE)
-        counting.note("partition: look, write, commit")
+        counting.note("whole partition of a loop")
     for _ in task.partitions():
         raise RuntimeError("A committed partition was asked for again.")
-    counting.note("partition found committed: look, skip")
+    counting.note("partition committed before")
 
 
 # ---- the heartbeat

@@ -37,9 +37,13 @@ class Place:
 
     def client(self, **config: Any) -> S3Store:
         """Return a bare obstore client."""
-        options = self.options
-        settings = {"access_key_id": options["key"], "secret_access_key": options["secret"], "region": "us-east-1"}
-        settings |= {"endpoint": options["endpoint_url"], **config}
+        settings: Any = {
+            "access_key_id": self.options["key"],
+            "secret_access_key": self.options["secret"],
+            "endpoint": self.options["endpoint_url"],
+            "region": "us-east-1",
+            **config,
+        }
         return S3Store(self.bucket, config=settings, client_options={"allow_http": True})
 
 
@@ -73,7 +77,7 @@ def remote_rows(place: Place, megabytes: int, rounds: int, run: Run) -> list[Row
     case = f"{megabytes} MB"
     rows = run.compare(PUT, case, [ours, *through_s3fs, *bare], rounds)
     if not through_s3fs:
-        rows.append(Row(PUT, case, rows[0].ours, S3FS, "not installed"))
+        rows.insert(0, Row(PUT, case, rows[0].ours, S3FS, "not installed"))
     return rows
 
 
@@ -97,6 +101,6 @@ def _s3fs(place: Place, body: bytes, clean: Callable[[], None]) -> list[Contende
     plain = {"request_checksum_calculation": "when_required"}
     return [
         Contender(S3FS, putter(50), clean, "default"),
-        Contender(S3FS, putter(50, **plain), clean, "no checksums"),
-        Contender(S3FS, putter(16, **plain), clean, "no checksums, 16 MiB parts"),
+        Contender(S3FS, putter(50, **plain), clean, "no CRC"),
+        Contender(S3FS, putter(16, **plain), clean, "no CRC, 16 MiB parts"),
     ]

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.rounds import Row
 
-WIDTH = 150
+_WIDEST = 200
 _PACKAGES = ("dagster-resilient", "torch", "safetensors", "obstore", "s3fs", "blake3")
 _EQUAL = 1.05  # below this, a ratio of medians of a few rounds says nothing
 
@@ -40,10 +40,9 @@ def _field(file: str, name: str) -> str | None:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
 
 
-def _filesystem(folder: Path) -> str | None:
+def _filesystem(folder: Path) -> str:
     """The type of the file system: an fsync in tmpfs costs nothing, so that must be seen."""
-    mounts = Path("/proc/mounts")
-    where, best = folder.resolve(), ("", None)
+    where, mounts, best = folder.resolve(), Path("/proc/mounts"), ("", "unknown")
     for line in mounts.read_text().splitlines() if mounts.exists() else []:
         _, point, kind, *_ = line.split()
         if where.is_relative_to(point) and len(point) >= len(best[0]):
@@ -62,7 +61,7 @@ def table(rows: Sequence[Row]) -> Table:
     """Return the one table."""
     shown = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for column in ("measured", "", "ours", "against", "theirs", "ours / theirs"):
-        shown.add_column(column, justify="right" if "theirs" in column else "left", overflow="fold")
+        shown.add_column(column, justify="right" if column.endswith("theirs") else "left", no_wrap=True)
     section = None
     for row in rows:
         if section not in {None, row.section}:
@@ -82,7 +81,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
 
 def show(rows: Sequence[Row], about: dict[str, Any], file: Path | None) -> None:
     """Print the table and the verdict, and write both to a file too."""
-    console = Console(width=WIDTH, record=file is not None, highlight=False)
+    console = Console(width=_WIDEST, record=file is not None, highlight=False)
     console.print(table(rows))
     console.print("\n".join(verdict(rows)), soft_wrap=True, markup=False)
     console.print("\n" + ", ".join(f"{name} {value}" for name, value in about.items()), soft_wrap=True, markup=False)

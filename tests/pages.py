@@ -1,17 +1,18 @@
 """Pages of the documentation as programs: their blocks in order, run by a real shell and a real interpreter.
 
 A fenced ``sh`` block runs in the page's shell, which keeps its folder and variables from block to block and stops at
-the first command that fails. A ``python`` block runs in the page's interpreter, in one namespace; one whose first line is
-``# file: NAME`` is written to that file instead. A comment before a block changes that:
+the first command that fails. A ``python`` block runs in the page's interpreter, in one namespace; one whose first line
+is ``# file: NAME`` is written to that file instead. A comment before a block changes that:
 
 - ``<!-- test: skip because REASON -->``: it is not run.
 - ``<!-- test: background -->``: it runs beside the blocks after it, and is ended with the page.
-- ``<!-- test: output -->``: it is what the block before it prints. ``...`` stands for anything left out; numbers and run
-  ids may differ.
+- ``<!-- test: output -->``: it is what the block before it prints. ``...`` stands for anything left out; numbers and
+  run ids may differ.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -160,8 +161,12 @@ class Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Send TERM to whatever is left of the sessions that were started, also to orphans, and KILL after 15 s."""
+        """Let the interpreter end by itself; TERM whatever is left of the sessions, orphans too; KILL after 15 s."""
         sessions = {process.pid for process in self._processes}
+        if self._python is not None and self._python.stdin is not None:
+            self._python.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._python.wait(5)
         left = [process for process in psutil.process_iter() if _session_of(process.pid) in sessions]
         for process in left:
             _signal(process, signal.SIGTERM)
@@ -170,8 +175,12 @@ class Reader:
             _signal(process, signal.SIGKILL)
         for started in self._processes:
             started.kill()
-            with started:
-                continue
+            started.wait()
+            assert started.stdin is not None
+            assert started.stdout is not None
+            started.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                started.stdin.close()
 
     def follow(self, page: Path) -> None:
         """Run the blocks of a page in order.
@@ -216,15 +225,17 @@ class Reader:
         return output.read_text() if output.exists() else ""
 
     def _start(self, command: list[str], first: str = "") -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=self._environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        with (self._logs / f"{Path(command[0]).name}.out").open("w") as errors:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
         self._processes.append(process)
         assert process.stdin is not None
         process.stdin.write(first)
@@ -259,6 +270,14 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
     except psutil.NoSuchProcess:
         return
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists, and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def tables_under(text: str, heading: str) -> Iterator[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from dagster_resilient.state.task import DurableTask
 
-DurableTask._admitted_head = lambda self: self.log.head()
+DurableTask._admit = lambda _self, _head: None
 DurableTask.check_fenced = lambda _self: None
 
 from example_project.definitions import defs as defs  # noqa: E402 - the fault comes first

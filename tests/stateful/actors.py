@@ -43,10 +43,11 @@ class Role:
 class Cast:
     """The actors of one example, with the oracle that watches them."""
 
-    def __init__(self, roles: dict[str, Role]) -> None:
+    def __init__(self, roles: dict[str, Role], *, retires: bool = False) -> None:
         self.world = World()
         self.roles = roles
-        self.oracle = Oracle(self.world, {n: r.root for n, r in roles.items()}, {n: r.run for n, r in roles.items()})
+        roots, runs = {n: r.root for n, r in roles.items()}, {n: r.run for n, r in roles.items()}
+        self.oracle = Oracle(self.world, roots, runs, retires=retires)
         self._launches: set[str] = set()
         for name in roles:
             self._add(name)

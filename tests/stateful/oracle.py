@@ -24,11 +24,11 @@ class Oracle:
         done_by: Actors whose "complete" is in the head.
     """
 
-    def __init__(self, world: World, roots: dict[str, str], runs: dict[str, str]) -> None:
+    def __init__(self, world: World, roots: dict[str, str], runs: dict[str, str], *, retires: bool) -> None:
         self.head: Entry | None = None
         self.launched: dict[str, set[str]] = {}
         self.done_by: set[str] = set()
-        self._world, self._roots, self._runs = world, roots, runs
+        self._world, self._roots, self._runs, self._retires = world, roots, runs, retires
         self._numbers: set[int] = set()
         self._writer: dict[str, str] = {}  # op -> name of the actor
         self._heads: set[str] = set()  # ops that were the head once
@@ -66,7 +66,8 @@ class Oracle:
     def _look(self, folder: str) -> None:
         before, newest = self.head, max(self._numbers, default=0)
         if newest == 0:
-            self._broken("vanished", "the log of the task is empty, its numbers begin again")
+            self._retired()
+            return
         now = self._entry(newest, f"{folder}/{newest:010d}.json")
         if before is not None and now.op == before.op:
             return
@@ -76,6 +77,16 @@ class Oracle:
         self._check_writer(self._writer[now.op])
         self._check_kept(before, now)
         self._heads.add(now.op)
+
+    def _retired(self) -> None:
+        """All that the task held was given up on purpose, or by mistake. What comes after must still be kept."""
+        if not self._retires:
+            self._broken("vanished", "the log of the task is empty")
+        self.head = None
+        self._excused |= self._acked.keys()
+        self._entries.clear()
+        self._owners.clear()
+        self._done.clear()
 
     def _check_forward(self, before: Entry, now: Entry) -> None:
         if now.n < before.n or now.generation < before.generation:

@@ -1,8 +1,8 @@
 """A world in which exactly one store operation happens at a time, and a test decides whose.
 
-Each actor runs real code in a thread of its own, over a `Client`, which is the real `RetryingStore` around a store whose
-every operation stops the thread. The test then lets one actor proceed: the operation takes effect, the actor runs on to
-its next operation, and stops again. So an interleaving is a list of choices, and the same choices give the same run.
+Each actor runs real code in a thread of its own, over a `Client`: the real `RetryingStore` around a store whose every
+operation stops the thread. The test then lets one actor proceed: the operation takes effect, the actor runs on to its
+next operation, and stops again. So an interleaving is a list of choices, and the same choices give the same run.
 
 At any operation the test may choose a fault instead: see `Fault`. A zombie needs no fault: nobody lets it proceed.
 """
@@ -113,7 +113,7 @@ class World:
         self.time += 1
         self.trace.append(f"{request.actor.name}: {request}{f' [{fault.value}]' if fault else ''}")
         if fault is Fault.EMPTY_LISTING:
-            request.outcome = lambda: []
+            request.outcome = list
         elif fault is Fault.DELAYED or fault is Fault.GIVEN_UP:
             self.under_way.append(Request(request.actor, request.verb, request.key, request.body))
             request.outcome = _raiser(GivenUpError if fault is Fault.GIVEN_UP else StoreUnavailableError)
@@ -272,29 +272,37 @@ class StoppingStore(ObjectStore):
         self._actor = actor
 
     def get(self, key: str) -> bytes:
+        """Return an object."""
         return self._actor.request("GET", key)  # type: ignore[no-any-return]
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Not used by the state layer."""
         raise NotImplementedError
 
     def put(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
+        """Write an object. Only planted bugs do."""
         self._actor.request("PUT", key, b"".join(as_buffers(buffers)))
 
     def create(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
+        """Write an object if there is none."""
         self._actor.request("CREATE", key, b"".join(as_buffers(buffers)))
 
     def head(self, key: str) -> ObjectInfo:
+        """Not used without heartbeats."""
         raise NotImplementedError
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """List the objects under a prefix."""
         assert start_after is None
         return iter(self._actor.request("LIST", prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects, one operation each."""
         for key in keys:
             self._actor.request("DELETE", key)
 
     def sidecar_config(self) -> Mapping[str, Any]:
+        """Not used by the state layer."""
         raise NotImplementedError
 
 
