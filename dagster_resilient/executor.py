@@ -117,8 +117,8 @@ def _refuse_hints(plan_context: PlanOrchestrationContext) -> None:
         name = unsupported_hint(hint)
         if name is not None:
             raise UnsupportedValueError(
-                f"{asset_key.to_user_string()} is annotated to return {name}, which no codec takes. Return a DataFrame, "
-                "tensors, arrays, bytes or plain Python values, or give the asset an IO manager of its own."
+                f"{asset_key.to_user_string()} is annotated to return {name}, which no codec takes. Return a "
+                "DataFrame, tensors, arrays, bytes or plain Python values, or give the asset an IO manager of its own."
             )
 
 

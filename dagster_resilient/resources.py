@@ -248,7 +248,7 @@ def _asset_key(context: dg.AssetExecutionContext, asset: AssetName | None) -> dg
 
 
 def _partition_keys(context: dg.AssetExecutionContext, key: dg.AssetKey) -> tuple[str, ...]:
-    """Return the targeted partitions, none for an asset without partitions in a run over a range of others' partitions."""
+    """Return the targeted partitions; none for an unpartitioned asset in a run over a range of others' partitions."""
     if context.has_assets_def and context.assets_def.specs_by_key[key].partitions_def is None:
         return ()
     if not (context.has_partition_key or context.has_partition_key_range):

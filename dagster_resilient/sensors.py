@@ -246,7 +246,8 @@ class RecoveryTick:
                 return
             try:
                 act(thing)
-            except Exception:  # noqa: BLE001 - one bad run must not stop the recovery of the others
+            except Exception:
+                # One bad run must not stop the recovery of the others.
                 self._outcomes["skipped on an error"] += 1
                 self._context.log.exception(f"Recovery failed and is tried again at the next tick: {thing}")
 

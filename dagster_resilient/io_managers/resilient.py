@@ -100,8 +100,8 @@ def _check_range(context: dg.OutputContext, partitions: list[str], obj: Any) -> 
     name = context.asset_key.to_user_string()
     if not isinstance(obj, dict):
         raise ConfigurationError(
-            f"{name}: this run targets {len(partitions)} partitions, but the output is a {type(obj).__name__}. Return a "
-            "dict of partition key to value, or save each in the loop over resilient.task(context).partitions() and "
+            f"{name}: this run targets {len(partitions)} partitions, but the output is a {type(obj).__name__}. Return "
+            "a dict of partition key to value, or save each in the loop over resilient.task(context).partitions() and "
             "return None with the annotation -> None."
         )
     missing, extra = [key for key in partitions if key not in obj], [key for key in obj if key not in set(partitions)]

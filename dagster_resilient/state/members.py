@@ -1,5 +1,7 @@
-"""Sets of finished members: one create-only record per member, so that 10,000 items cost 10,000 small objects, not a
-list that is written 10,000 times."""
+"""Sets of finished members: one create-only record per member.
+
+So 10,000 items cost 10,000 small objects, not a list that is written 10,000 times.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class OwnerWatch:
         self._first_look: float | None = None
 
     def look(self) -> Verdict:
-        """Look once. UNKNOWN: neither lost nor seen to move yet. Without a heartbeat only this process can be the owner."""
+        """Look once. UNKNOWN: neither lost nor seen to move yet. Without a heartbeat, only this process can own it."""
         if self.owner.heartbeat is None:
             return Verdict.ALIVE
         beat = self._beat(self.owner.heartbeat)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import pydantic
+
 from dagster_resilient.storage.manifest import Record, StoredObject
 
 Kind = Literal["acquire", "checkpoint", "complete", "release", "value"]
@@ -96,7 +98,7 @@ class Entry(Record):
     generation: int = 0
     generation_starts: tuple[int, ...] = ()
     owner: Owner | None = None
-    attempts: dict[str, int] = {}
+    attempts: dict[str, int] = pydantic.Field(default_factory=dict)
     series: str | None = None
     fingerprint: str | None = None
     checkpoints: tuple[CheckpointRef, ...] = ()
@@ -149,7 +151,7 @@ class Member(Record):
     member: str
     attempt: int
     manifest: StoredObject | None = None
-    payload: dict[str, str | int | float | bool | None] = {}
+    payload: dict[str, str | int | float | bool | None] = pydantic.Field(default_factory=dict)
 
 
 class Verdict(Record):

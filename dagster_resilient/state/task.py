@@ -60,7 +60,7 @@ class DurableTask:
     owner: Owner
     now: Callable[[], datetime]
     fingerprint: str | None = None
-    progress: Callable[[dict[str, Any]], None] = lambda fields: None
+    progress: Callable[[dict[str, Any]], None] = lambda _fields: None
     fenced: Callable[[], str | None] = lambda: None
     displaces_live: bool = True
     sleep: Callable[[float], None] = time.sleep
@@ -236,7 +236,8 @@ class DurableTask:
         newest = head.attempts.get(self.claim.root, 0)
         if newest > self.claim.attempt:
             raise FencedError(
-                f"{self}: try {self.claim.attempt} of run group {self.claim.root} was superseded by try {newest}; stop here."
+                f"{self}: try {self.claim.attempt} of run group {self.claim.root} was superseded by try {newest}; stop "
+                "here."
             )
         if self._generation is not None and head.generation > self._generation:
             raise FencedError(f"{self}: generation {self._generation} was superseded by {head.generation}; stop here.")
@@ -256,8 +257,8 @@ class DurableTask:
                 return head
             if verdict is Verdict.ALIVE and (deadline is None or time.monotonic() >= deadline):
                 raise TaskHeldError(
-                    f"{self} is held by try {holder.attempt} of run {holder.run_id} (process {holder.pid} on {holder.host}), "
-                    "which is alive. Wait for it, end it, or pass wait= to wait here."
+                    f"{self} is held by try {holder.attempt} of run {holder.run_id} (process {holder.pid} on "
+                    f"{holder.host}), which is alive. Wait for it, or end it."
                 )
             self.sleep(max(0.05, holder.interval / 4))
 
@@ -359,5 +360,6 @@ class DurableTask:
             self.log.trim(entry)
 
     def _too_many_conflicts(self) -> StoreUnavailableError:
-        message = f"{self}: {_CONFLICTS} conflicting writes in a row under {self.store.url}/{self.prefix}; too many writers at once."
+        where = f"{self.store.url}/{self.prefix}"
+        message = f"{self}: {_CONFLICTS} conflicting writes in a row under {where}; too many writers at once."
         return StoreUnavailableError(message, store=self.store.url, key=self.prefix)

@@ -122,9 +122,7 @@ class Demo:
         signal_all(zombie, signal.SIGSTOP)
         at = time.monotonic()
         done = checks.committed(store, "delay_predictions", MONTHS)
-        loss = Loss(
-            run.run_id, "stopped in inference", f"{len(done)} of {len(MONTHS)} months"
-        )
+        loss = Loss(run.run_id, "stopped in inference", f"{len(done)} of {len(MONTHS)} months")
         self.say(f"[red]stopped[/red] all of run {run.run_id[:8]} after {len(done)} months of predictions")
         try:
             self.detect(loss, at)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from dagster_resilient import ResilientIOManager, ResilientResource
+from dagster_resilient import ResilientIOManager, ResilientResource, codecs
 from dagster_resilient.errors import IntegrityError, UnsupportedValueError, ValueNotFoundError
 from dagster_resilient.state import heartbeat
 from dagster_resilient.storage.manifest import read_manifest
@@ -136,7 +136,7 @@ def test_a_damaged_object_is_an_error(resilient):
     raw = bytearray(store.get(stored.key))
     raw[3] ^= 1
     store.put(stored.key, bytes(raw))
-    with pytest.raises(IntegrityError, match="up: .*damaged"):
+    with pytest.raises(IntegrityError, match=r"up: .*damaged"):
         resilient.load("up")
 
 
@@ -239,6 +239,4 @@ def test_credentials_are_in_no_repr():
 def test_an_unknown_type_in_the_error_says_what_to_do(resilient):
     """The refusal of a type names the type."""
     with pytest.raises(UnsupportedValueError, match="object"):
-        from dagster_resilient import codecs
-
         codecs.encode(object())

@@ -14,6 +14,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_resilient import RecoveryPolicy, ResilientIOManager, ResilientResource, resilient_executor
 from dagster_resilient import dagster_compat as compat
+from dagster_resilient.errors import StoreUnavailableError
 from dagster_resilient.sensors import RecoveryTick
 from dagster_resilient.state.fences import claim_attempt, fence_run, read_fence
 from dagster_resilient.state.records import Verdict
@@ -145,7 +146,7 @@ def test_what_is_done_is_not_selected(world):
 
 
 def test_ticks_that_look_again_launch_nothing_more(world):
-    """The sensor looks at the same failed run for ever; it is re-executed once, also by a sensor without its cursor."""
+    """The sensor sees the same failed run at each tick; it is re-executed once, also without the cursor."""
     run = world.a_run()
     for _ in range(3):
         world.tick()
@@ -206,7 +207,7 @@ def test_another_code_version_invalidates(world, monkeypatch):
 
 
 def test_attempts_end_with_a_visible_giving_up(world):
-    """A run that always fails is tried a finite number of times; then the decision is recorded once, with the reason."""
+    """A run that always fails is tried a finite number of times; then the decision is recorded once."""
     policy = RecoveryPolicy(max_attempts={"crashed": 2}, first_wait=0.0)
     run = latest = world.a_run()
     for _ in range(10):
@@ -296,9 +297,7 @@ def test_one_bad_run_does_not_stop_the_others(world, monkeypatch):
     """An error in the recovery of one run is logged, and the next run is recovered."""
     bad, good = world.a_run(), world.a_run()
     real = compat.cancelled_by_user
-    monkeypatch.setattr(
-        compat, "cancelled_by_user", lambda i, run: 1 / 0 if run.run_id == bad.run_id else real(i, run)
-    )
+    monkeypatch.setattr(compat, "cancelled_by_user", lambda i, run: 1 / 0 if run.run_id == bad.run_id else real(i, run))
     words = world.tick()
     assert "1 skipped on an error" in words
     assert len(world.children(good)) == 1
@@ -348,6 +347,4 @@ class _Beat:
 
 
 def _refuse(*_: Any) -> None:
-    from dagster_resilient.errors import StoreUnavailableError
-
     raise StoreUnavailableError("down")

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import actors as actors_module
+import broken_tasks
 import pytest
 from actors import Role, publisher, reader, sensor, trainer, trimmer
 from moves import END, Disturb, Proceed, Scenario
 from scheduler import CREATE_FAULTS, Fault
 
-from dagster_resilient.errors import FencedError, ObjectNotFoundError
+from dagster_resilient.errors import ObjectNotFoundError
 from dagster_resilient.state import task as task_module
-from dagster_resilient.state.fences import claim_attempt, read_fence
+from dagster_resilient.state.fences import claim_attempt
 from dagster_resilient.state.log import NumberedLog
 from dagster_resilient.state.records import Claim, Entry, Fence
 from dagster_resilient.state.store import ObjectRecords, RecordStore
@@ -29,7 +30,7 @@ from dagster_resilient.storage.manifest import Record, StoredObject
 Expect = Callable[..., None]
 
 
-def _subclass(patch: pytest.MonkeyPatch, kind: type[DurableTask]) -> None:
+def _use(patch: pytest.MonkeyPatch, kind: type[DurableTask]) -> None:
     patch.setattr(actors_module, "DurableTask", kind)
 
 
@@ -180,14 +181,9 @@ def test_measuring_the_age_of_the_parent_from_its_reply_is_found(expect: Expect)
 
     The story begins where it sleeps so, in its acquire.
     """
-
-    class Late(DurableTask):
-        def _hold(self, entry: Entry, sent_at: float) -> None:
-            super()._hold(entry, self.boottime())
-
     prelude = (Disturb("owner", ("LIST", 2), 0),)
     scenario = Scenario(_SLEEPER, faults=(Fault.SLOW_REPLY,), crashes=False, prelude=prelude)
-    expect(scenario, lambda patch: _subclass(patch, Late), "lost")
+    expect(scenario, lambda patch: _use(patch, broken_tasks.Late), "lost")
 
 
 def test_check_then_write_is_found(expect: Expect) -> None:
@@ -237,42 +233,18 @@ def _fenced_by(first: str) -> dict[str, Role]:
     }
 
 
-class FenceFirst(DurableTask):
-    """Reads the fence, then the head."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        head = self.log.head
-
-        def read() -> Entry | None:
-            self.seen = read_fence(self.records, self.claim.run_id)
-            return head()
-
-        self.log.head = read  # type: ignore[method-assign]
-
-    def _admit(self, head: Entry | None) -> None:
-        self._refuse_superseded(head)
-        if self.seen is not None:
-            raise FencedError("fenced")
-
-
 def test_reading_the_fence_before_the_head_is_found(expect: Expect) -> None:
     """A run is fenced between its two reads, and its value lands on its successor's.
 
     Where the successor is of the same lineage, the rule of attempts covers it. Here the user starts anew.
     """
-    expect(Scenario(_fenced_by("u"), faults=()), lambda patch: _subclass(patch, FenceFirst), "fenced run")
+    expect(Scenario(_fenced_by("u"), faults=()), lambda patch: _use(patch, broken_tasks.FenceFirst), "fenced run")
 
 
 def test_reading_the_fence_before_the_head_without_attempts_is_found(expect: Expect) -> None:
     """The same within one lineage, with the covering rule broken as well."""
-
-    class NoAttempts(FenceFirst):
-        def _refuse_superseded(self, head: Entry | None) -> None:
-            pass
-
     scenario = Scenario(_fenced_by("a"), faults=())
-    expect(scenario, lambda patch: _subclass(patch, NoAttempts), "fenced run", "older try")
+    expect(scenario, lambda patch: _use(patch, broken_tasks.NoAttempts), "fenced run", "older try")
 
 
 def _no_fence(records: RecordStore, run_id: str) -> Fence | None:
@@ -292,13 +264,8 @@ def test_no_look_at_the_fence_is_found(expect: Expect, successor: str) -> None:
 
 def test_an_owner_that_writes_behind_its_successors_value_is_found(expect: Expect) -> None:
     """A successor needs no lease for a value. The owner's next commit must see that it is superseded, or fenced."""
-
-    class Stubborn(DurableTask):
-        def _rebased(self, head: Entry | None, mine: Entry) -> Entry:
-            return head if head is not None and self._is_my_lease(head, mine) else super()._rebased(head, mine)
-
     roles = _fenced_by("u") | {"zombie": Role("R1", "a", trainer(2, publishes=False))}
-    expect(Scenario(roles, faults=()), lambda patch: _subclass(patch, Stubborn), "fenced run")
+    expect(Scenario(roles, faults=()), lambda patch: _use(patch, broken_tasks.Stubborn), "fenced run")
 
 
 # ---- attempts
@@ -348,20 +315,12 @@ def test_tries_of_one_run_that_share_a_number_are_found(expect: Expect) -> None:
 
 def test_an_owner_that_adopts_a_newer_trys_entry_is_found(expect: Expect) -> None:
     """An owner's late commit is carried on by a newer try's value. It is acknowledged; the owner goes no further."""
-
-    class Adopting(DurableTask):
-        def _commit(self, kind: Any, change: Any, holds: Any) -> Entry:
-            after = super()._commit(kind, change, holds)
-            if self._is_my_lease(after, self._lease()):
-                self._hold(after, self.boottime())
-            return after
-
     roles = {
         "owner": Role("R1", "a", trainer(2, publishes=False)),
         "re-execution": Role("R2", "a", publisher(), after="+owner"),
     }
     scenario = Scenario(roles, faults=CREATE_FAULTS, crashes=False)
-    expect(scenario, lambda patch: _subclass(patch, Adopting), "older try")
+    expect(scenario, lambda patch: _use(patch, broken_tasks.Adopting), "older try")
 
 
 # ---- "fenced", said of what is committed

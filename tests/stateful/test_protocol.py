@@ -26,7 +26,7 @@ from moves import Game, Move, Scenario, draw_move, draw_names, search, set_stage
 T = TypeVar("T")
 SOAK = os.environ.get("RESILIENT_SOAK") == "1"
 EXAMPLES = 4000 if SOAK else 100
-WALKS = 20_000 if SOAK else 150
+WALKS = 20_000 if SOAK else 300
 
 pytestmark = pytest.mark.timeout(3600 if SOAK else 300)
 

@@ -1,9 +1,9 @@
 """What an annotation tells before the value is computed."""
 
 import socket
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,11 @@ import torch
 
 from dagster_resilient.codecs.hints import unsupported_hint
 
-Row = namedtuple("Row", "a b")
+
+class Row(NamedTuple):
+    """A subclass of tuple."""
+
+    a: int
 
 
 class Opaque:

@@ -289,6 +289,7 @@ def test_progress_and_metrics_are_reported(world):
     """As plain numbers; what is none is named by its type."""
     world.train(1, lambda session, _: session.report(loss=torch.tensor(0.5), n=np.int64(3), many=torch.ones(3)))
     assert world.last.reports == [
+        {"step": 0, "resumed_from": 0},
         {"loss": 0.5, "n": 3, "many": "<class 'torch.Tensor'>", "step": 0, "steps_total": 1},
         {"step": 1, "steps_total": 1},
     ]
