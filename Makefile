@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench soak ui clean
+.PHONY: demo test lint bench soak clean
 
 $(STAMP): pyproject.toml setup.cfg constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "needs Python 3.11 with venv: apt-get install python3.11 python3.11-venv"; exit 1; }

@@ -17,7 +17,7 @@ import dagster as dg
 import pydantic
 
 from dagster_resilient import dagster_compat as compat
-from dagster_resilient.errors import StorageError
+from dagster_resilient.errors import ConfigurationError, StorageError
 from dagster_resilient.facts import RunFacts
 from dagster_resilient.recovery import Observation, Plan, RecoveryPolicy, Sighting, classify, observe, plan
 from dagster_resilient.resources import RECOVERY_OF_TAG, ResilientResource
@@ -26,6 +26,7 @@ from dagster_resilient.state.fences import fence_run, read_fence
 from dagster_resilient.state.records import Verdict
 from dagster_resilient.state.store import ObjectRecords
 from dagster_resilient.storage import keys
+from dagster_resilient.storage.retry import hasty
 
 ATTEMPT_TAG = "resilient/attempt"
 REASON_TAG = "resilient/reason"
@@ -102,7 +103,8 @@ class RecoveryTick:
     # ---- detection
 
     def _detect(self, memory: Observation) -> tuple[Observation, str | None]:
-        store = self._resource.store
+        # Without patience: a probe that waits for the end of an outage would not notice that there was one.
+        store = hasty(self._resource.store, 0.0)
         beats = _newest_worker_beats(list_beats(store))
         now = store_now(store, f"sensor-{compat.instance_id(self._instance)}").timestamp()
         live = {run.run_id: run for run in self._runs(dg.RunsFilter(statuses=_LIVE))}
@@ -111,6 +113,7 @@ class RecoveryTick:
             now,
             [Sighting(run_id, beats.get(run_id)) for run_id in live],
             ttl=self._resource.ttl_seconds,
+            interval=self._resource.heartbeat_seconds,
             start_allowance=self._policy.start_allowance,
         )
         self._each(((live[run_id], why) for run_id, why in look.lost.items()), lambda lost: self._close(*lost))
@@ -168,7 +171,12 @@ class RecoveryTick:
             self._settle(run, verdict)
             self._outcomes["given up"] += 1
             return
-        self._relaunch(run, facts, verdict)
+        try:
+            self._relaunch(run, facts, verdict)
+        except ConfigurationError as error:
+            # It will not become right by itself: a partition that was deleted, a run without a code origin.
+            self._settle(run, verdict.model_copy(update={"reason": f"It cannot be re-executed: {error}"}))
+            self._outcomes["given up"] += 1
 
     def _fence_group(self, run: dg.DagsterRun, group: list[dg.DagsterRun]) -> None:
         """Fence before anything is read for the plan: an orphan of a failed run may still be writing."""
@@ -190,13 +198,14 @@ class RecoveryTick:
             return
         child = str(uuid.uuid5(_RUN_IDS, f"{run.run_id}:{verdict.attempt}"))
         words = f"{verdict.reason}; {missing.words()}"
+        tags = self._tags(run, missing, verdict)
         self._settle(run, verdict.model_copy(update={"action": "relaunched", "reason": words, "child": child}))
         _, new = compat.launch_reexecution(
             self._context,
             run,
             run_id=child,
             asset_keys=[dg.AssetKey(list(key)) for key in missing.missing] or None,
-            tags=self._tags(run, missing, verdict),
+            tags=tags,
         )
         self._outcomes["re-executed"] += int(new)
 
@@ -212,12 +221,13 @@ class RecoveryTick:
     # ---- records
 
     def _settled(self, run: dg.DagsterRun) -> bool:
-        verdict: Verdict | None = self._records.get(_verdict_key(run), Verdict)
-        return verdict is not None and verdict.action != "relaunched"
+        """Whether nothing more is to be done. A decision to launch is not the end: the tick may have died over it."""
+        return self._records.get(_verdict_key(run, "final"), Verdict) is not None
 
     def _settle(self, run: dg.DagsterRun, verdict: Verdict) -> None:
-        """Record a final decision once, in the store and on the run, where people look for it."""
-        if self._records.create(_verdict_key(run), verdict):
+        """Record a decision once, in the store and on the run, where people look for it."""
+        kind = "launch" if verdict.action == "relaunched" else "final"
+        if self._records.create(_verdict_key(run, kind), verdict):
             self._instance.report_engine_event(f"Recovery: {verdict.action}. {verdict.reason}", run)
             self._context.log.info(f"Run {run.run_id}: {verdict.action}. {verdict.reason}")
 
@@ -277,9 +287,9 @@ def _dagster_retries(run: dg.DagsterRun) -> bool:
     return run.tags.get("dagster/will_retry") == "true" or "dagster/auto_retry_run_id" in run.tags
 
 
-def _verdict_key(run: dg.DagsterRun) -> str:
+def _verdict_key(run: dg.DagsterRun, kind: str) -> str:
     root = keys.encode_segment(run.root_run_id or run.run_id)
-    return f"decisions/{root}/{keys.encode_segment(run.run_id)}.json"
+    return f"decisions/{root}/{keys.encode_segment(run.run_id)}.{kind}.json"
 
 
 def _read_cursor(cursor: str | None) -> Observation:

@@ -15,6 +15,7 @@ from dagster_resilient.errors import IntegrityError, StorageError, StoreUnavaila
 from dagster_resilient.state.records import CheckpointRef
 from dagster_resilient.storage.manifest import read_manifest, write_manifest
 from dagster_resilient.storage.object_store import Buffer, ObjectStore
+from dagster_resilient.storage.retry import hasty
 
 log = logging.getLogger(__name__)
 
@@ -96,10 +97,8 @@ class Saver:
             StorageError: Any other failure of the store: asking again would not help.
         """
         encoded = encode_checkpoint(tree)
-        store = self._task.store
-        hasty: ObjectStore = store.with_patience(_PATIENCE_IN_LOOP) if hasattr(store, "with_patience") else store
         try:
-            self._commit(step, encoded, hasty)
+            self._commit(step, encoded, hasty(self._task.store, _PATIENCE_IN_LOOP))
         except StoreUnavailableError as error:
             self._put_off(step, error)
 

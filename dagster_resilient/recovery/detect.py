@@ -2,8 +2,9 @@
 
 Three rules keep live runs alive. Staleness counts only over time in which our own probes of the store succeeded, and
 starts anew after an outage: when a store comes back, every heartbeat is old and every worker is well. A run must be
-found stale in two looks. And where many runs go stale together, the judgement waits: that is more often a fault of the
-store or of this observer than of the machines.
+found stale in two looks that are two heartbeat intervals apart: an outage that began and ended between two of our
+probes left no trace but stale heartbeats, and a live worker beats again within that time. And where many runs go stale
+together, the judgement waits: that is more often a fault of the store or of this observer than of the machines.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import pydantic
 
-LOOKS_TO_CONVICT = 2
+INTERVALS_TO_CONVICT = 2
 # Seconds between two looks beyond which the observer itself was asleep. A daemon ticks every 5 s at best, a slow tick
 # takes up to a minute; a shorter nap is covered by the second look, before which every live worker has beaten again.
 LONGEST_GAP = 60.0
@@ -27,7 +28,7 @@ class Observation(pydantic.BaseModel):
     Attributes:
         since: Store time in seconds at which the unbroken chain of successful probes began, None after a failed probe.
         last: Store time of the last successful probe.
-        suspects: How many looks in a row found a run stale.
+        suspects: Store time of the look that first found a run stale, of those that found it so ever since.
         silent_since: Store time at which a run was first seen without any heartbeat.
         mass_since: Store time at which many runs were first stale together.
     """
@@ -35,7 +36,7 @@ class Observation(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True)
     since: float | None = None
     last: float | None = None
-    suspects: dict[str, int] = pydantic.Field(default_factory=dict)
+    suspects: dict[str, float] = pydantic.Field(default_factory=dict)
     silent_since: dict[str, float] = pydantic.Field(default_factory=dict)
     mass_since: float | None = None
 
@@ -67,7 +68,15 @@ class Look:
     paused: str | None = None
 
 
-def observe(memory: Observation, now: float, runs: Sequence[Sighting], *, ttl: float, start_allowance: float) -> Look:
+def observe(
+    memory: Observation,
+    now: float,
+    runs: Sequence[Sighting],
+    *,
+    ttl: float,
+    interval: float,
+    start_allowance: float,
+) -> Look:
     """Judge the live runs.
 
     Args:
@@ -75,6 +84,7 @@ def observe(memory: Observation, now: float, runs: Sequence[Sighting], *, ttl: f
         now: Store time in seconds, from a probe just written.
         runs: The live runs that should have a heartbeat.
         ttl: Seconds without a heartbeat after which a worker counts as lost.
+        interval: Seconds between two heartbeats of a worker.
         start_allowance: Seconds that a run may take until its first heartbeat: imports, images, queues.
     """
     longest_gap = max(ttl, LONGEST_GAP)
@@ -87,7 +97,7 @@ def observe(memory: Observation, now: float, runs: Sequence[Sighting], *, ttl: f
         for run in runs
         if _is_stale(run, now, watched, silent, ttl, start_allowance)
     }
-    suspects = {run_id: memory.suspects.get(run_id, 0) + 1 for run_id in stale}
+    suspects = {run_id: memory.suspects.get(run_id, now) if unbroken else now for run_id in stale}
     mass_since = _mass_since(memory, now, stale, runs)
     remember = Observation(since=since, last=now, suspects=suspects, silent_since=silent, mass_since=mass_since)
     if mass_since is not None and now - mass_since <= 2 * ttl:
@@ -96,7 +106,8 @@ def observe(memory: Observation, now: float, runs: Sequence[Sighting], *, ttl: f
             {},
             f"{len(stale)} of {len(runs)} runs stopped beating together; waiting {2 * ttl:.0f} s before judging.",
         )
-    return Look(remember, {run_id: why for run_id, why in stale.items() if suspects[run_id] >= LOOKS_TO_CONVICT})
+    long_enough = INTERVALS_TO_CONVICT * interval
+    return Look(remember, {run_id: why for run_id, why in stale.items() if now - suspects[run_id] >= long_enough})
 
 
 def _is_stale(

@@ -155,7 +155,7 @@ class Member(Record):
 
 
 class Verdict(Record):
-    """A final decision of the recovery about one failed run, with its reason. Created once.
+    """A decision of the recovery about one failed run, with its reason. Created once.
 
     Attributes:
         run_id: The run.

@@ -16,6 +16,7 @@ from dagster_resilient.errors import ConfigurationError, IntegrityError, ObjectN
 from dagster_resilient.storage.object_store import Buffer, ObjectStore, as_buffers
 
 SCHEMA_VERSION = 1
+_DOCUMENT = pydantic.TypeAdapter(dict[str, Any])
 _MANIFEST = "manifest.json"
 
 
@@ -42,7 +43,7 @@ class Record(pydantic.BaseModel):
             IntegrityError: It is no such record.
         """
         try:
-            document = pydantic.TypeAdapter(dict[str, Any]).validate_json(raw)
+            document = _DOCUMENT.validate_json(raw)
             newer = int(document.get("schema_version", 0)) > SCHEMA_VERSION
             record = None if newer else cls.model_validate_json(raw)
         except (ValueError, TypeError) as error:

@@ -92,3 +92,9 @@ class RetryingStore(ObjectStore):
     def sidecar_config(self) -> Mapping[str, Any]:
         """Return what the store inside returns."""
         return self._inner.sidecar_config()
+
+
+def hasty(store: ObjectStore, seconds: float) -> ObjectStore:
+    """Return the same store with that much patience, if it has any: for calls whose caller has better things to do."""
+    with_patience: Callable[[float], ObjectStore] | None = getattr(store, "with_patience", None)
+    return store if with_patience is None else with_patience(seconds)

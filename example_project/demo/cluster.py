@@ -67,6 +67,7 @@ class Cluster:
         self.url = str(self.folder / "store")
         self.store = open_store(self.url)
         self.instance = dg.DagsterInstance.from_config(str(self.home))
+        self.instance.get_runs()  # makes the database now: the daemon and the launcher would race to make it
 
     @property
     def variables(self) -> dict[str, str]:

@@ -104,7 +104,9 @@ class World:
 
     def verdict(self, run: dg.DagsterRun) -> Verdict | None:
         """The recorded decision about a run."""
-        return self.records.get(f"decisions/{run.root_run_id or run.run_id}/{run.run_id}.json", Verdict)
+        prefix = f"decisions/{run.root_run_id or run.run_id}/{run.run_id}"
+        final: Verdict | None = self.records.get(f"{prefix}.final.json", Verdict)
+        return final or self.records.get(f"{prefix}.launch.json", Verdict)
 
     def end(self, run: dg.DagsterRun, kind: dg.DagsterEventType = dg.DagsterEventType.RUN_FAILURE) -> None:
         """End a queued run."""
@@ -301,6 +303,14 @@ def test_one_bad_run_does_not_stop_the_others(world, monkeypatch):
     words = world.tick()
     assert "1 skipped on an error" in words
     assert len(world.children(good)) == 1
+
+
+def test_a_run_that_cannot_be_re_executed_is_given_up(world):
+    """A run without a code origin can never be launched again: say so once, and do not try for a day."""
+    run = world.a_run(job_code_origin=None)
+    assert "1 given up" in world.tick()
+    assert world.tick() == "Nothing to recover."
+    assert "cannot be re-executed" in world.verdict(run).reason
 
 
 def test_tags_and_config_are_kept_and_bookkeeping_is_not(world):

@@ -31,7 +31,8 @@ class Role:
     Attributes:
         run: Its run, and `root`, the lineage. The lineage is also the series: every try continues the one before.
         play: What it does.
-        after: It starts only after this actor has claimed its try ("+name") or launched it ("name"), if that one takes part.
+        after: It starts only after this actor has claimed its try ("+name") or launched it ("name"). Where that one
+            does not take part, it starts at any time.
     """
 
     run: str

@@ -3,6 +3,7 @@
 from dagster_resilient.recovery import Look, Observation, Sighting, observe
 
 TTL = 45.0
+INTERVAL = 10.0
 ALLOWANCE = 300.0
 
 
@@ -11,7 +12,7 @@ def watch(looks: list[tuple[float, dict[str, float | None]]], memory: Observatio
     look = Look(memory or Observation(), {})
     for now, beats in looks:
         runs = [Sighting(run_id, beat) for run_id, beat in beats.items()]
-        look = observe(look.observation, now, runs, ttl=TTL, start_allowance=ALLOWANCE)
+        look = observe(look.observation, now, runs, ttl=TTL, interval=INTERVAL, start_allowance=ALLOWANCE)
     return look
 
 
@@ -36,11 +37,18 @@ def test_a_beating_worker_is_never_lost():
 
 
 def test_one_stale_look_is_not_enough():
-    """The first look that finds a run stale only makes it a suspect."""
+    """The look that first finds a run stale only makes it a suspect."""
     looks = every(10, 1000, 1040, {"r": 1000.0})
     first_stale = watch([*looks, (1046.0, {"r": 1000.0})])
     assert first_stale.lost == {}
-    assert first_stale.observation.suspects == {"r": 1}
+    assert first_stale.observation.suspects == {"r": 1046.0}
+
+
+def test_a_short_outage_between_two_looks_convicts_nobody():
+    """Beats that an unseen outage stopped look stale once; a live worker has beaten again before it is judged."""
+    suspect = watch([*every(10, 1000, 1040, {"r": 1000.0}), (1046.0, {"r": 1000.0}), (1056.0, {"r": 1000.0})])
+    assert suspect.lost == {}
+    assert watch([(1066.0, {"r": 1065.0})], suspect.observation).lost == {}
 
 
 def test_an_old_beat_is_not_believed_at_the_first_look():
