@@ -15,6 +15,7 @@ from dagster_resilient.state.records import ValueRef
 from dagster_resilient.state.store import ObjectRecords
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import objects_present
+from dagster_resilient.values import task_name
 
 _READERS = 16
 _PROGRESS = frozenset({"checkpoint", "complete", "value"})
@@ -29,6 +30,7 @@ class RunFacts:
 
     Attributes:
         progressed: Whether the run itself committed anything. Known once `assets` was read.
+        checkpoints: Step of the newest checkpoint of each training, by the name of its asset partition. Known likewise.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class RunFacts:
         self._values: dict[tuple[tuple[str, ...], str | None], ValueRef] = {}
         self._begun: set[tuple[dg.AssetKey, str | None]] = set()
         self.progressed = False
+        self.checkpoints: dict[str, int] = {}
 
     @cached_property
     def assets(self) -> list[AssetFacts]:
@@ -84,6 +87,8 @@ class RunFacts:
             self._begun.add((key, partition))
         if head is not None and head.run_id == self._run.run_id and head.kind in _PROGRESS:
             self.progressed = True
+        if head is not None and head.series == self._series and head.checkpoints:
+            self.checkpoints[task_name(tuple(key.path), partition)] = head.checkpoints[-1].step
         if head is None or head.value is None or self._series not in head.committed_by:
             return None
         if head.value.fingerprint != self._fingerprint(key):

@@ -27,6 +27,7 @@ from dagster_resilient.state.records import Verdict
 from dagster_resilient.state.store import ObjectRecords
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.retry import hasty
+from dagster_resilient.values import task_name
 
 ATTEMPT_TAG = "resilient/attempt"
 REASON_TAG = "resilient/reason"
@@ -96,7 +97,7 @@ class RecoveryTick:
             self._context.update_cursor(memory.outage().model_dump_json())
             return f"The store does not answer, so nothing is judged: {error}"
         self._context.update_cursor(observation.model_dump_json())
-        self._each(self._failed_runs(), self._recover)
+        self._each(self._failed_runs(), self._recover_or_say_why_not)
         done = ", ".join(f"{count} {what}" for what, count in sorted(self._outcomes.items()))
         return "; ".join(part for part in (paused, done) if part) or "Nothing to recover."
 
@@ -134,6 +135,15 @@ class RecoveryTick:
     def _failed_runs(self) -> Iterable[dg.DagsterRun]:
         since = datetime.now(UTC) - timedelta(seconds=self._policy.lookback)
         return self._runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], updated_after=since))
+
+    def _recover_or_say_why_not(self, run: dg.DagsterRun) -> None:
+        """Tell people once, on the run's own page, what keeps it from being recovered; every tick tries again."""
+        try:
+            self._recover(run)
+        except Exception as error:
+            verdict = Verdict(run_id=run.run_id, action="failed", failure_class="recovery", reason=str(error))
+            self._settle(run, verdict)
+            raise
 
     def _recover(self, run: dg.DagsterRun) -> None:
         """Decide about one failed run, and act on it."""
@@ -197,7 +207,8 @@ class RecoveryTick:
             self._outcomes["adopted"] += 1
             return
         child = str(uuid.uuid5(_RUN_IDS, f"{run.run_id}:{verdict.attempt}"))
-        words = f"{verdict.reason}; {missing.words()}"
+        trained = "".join(f"; {name} goes on after step {step}" for name, step in _unfinished(facts, missing))
+        words = f"{verdict.reason}; {missing.words()}{trained}"
         tags = self._tags(run, missing, verdict)
         self._settle(run, verdict.model_copy(update={"action": "relaunched", "reason": words, "child": child}))
         _, new = compat.launch_reexecution(
@@ -226,7 +237,7 @@ class RecoveryTick:
 
     def _settle(self, run: dg.DagsterRun, verdict: Verdict) -> None:
         """Record a decision once, in the store and on the run, where people look for it."""
-        kind = "launch" if verdict.action == "relaunched" else "final"
+        kind = {"relaunched": "launch", "failed": "error"}.get(verdict.action, "final")
         if self._records.create(_verdict_key(run, kind), verdict):
             self._instance.report_engine_event(f"Recovery: {verdict.action}. {verdict.reason}", run)
             self._context.log.info(f"Run {run.run_id}: {verdict.action}. {verdict.reason}")
@@ -268,6 +279,12 @@ def _newest_worker_beats(beats: Iterable[LiveName]) -> dict[str, float]:
         if beat.role == "worker":
             newest[beat.run_id] = max(newest.get(beat.run_id, 0.0), beat.last_modified.timestamp())
     return newest
+
+
+def _unfinished(facts: RunFacts, missing: Plan) -> list[tuple[str, int]]:
+    """Return the trainings that a re-execution resumes, and after which step."""
+    names = {task_name(key, partition) for key, partitions in missing.missing.items() for partition in partitions}
+    return sorted((name, step) for name, step in facts.checkpoints.items() if name in names)
 
 
 def _first_words(errors: Sequence[compat.RecordedError]) -> str:

@@ -90,19 +90,18 @@ class Saver:
         self._commit(step, encode_checkpoint(tree), self._task.store)
 
     def save_in_loop(self, step: int, tree: Mapping[str, Any]) -> None:
-        """Commit a checkpoint, or put it off while the store is unavailable.
+        """Commit a checkpoint, or put it off while the store does not take it: down, full, or read-only for a while.
 
         Raises:
             StoreUnavailableError: Nothing has become durable for `max_unsaved_seconds`, and this is not the first try.
-            StorageError: Any other failure of the store: asking again would not help.
         """
         encoded = encode_checkpoint(tree)
         try:
             self._commit(step, encoded, hasty(self._task.store, _PATIENCE_IN_LOOP))
-        except StoreUnavailableError as error:
+        except StorageError as error:
             self._put_off(step, error)
 
-    def _put_off(self, step: int, error: StoreUnavailableError) -> None:
+    def _put_off(self, step: int, error: StorageError) -> None:
         unsaved = self.seconds_since_save
         if unsaved > self._max_unsaved and self._failures:
             message = f"Nothing could be saved for {unsaved:.0f} s (max_unsaved_seconds={self._max_unsaved:g}): {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
 import inspect
 import pathlib
@@ -14,7 +14,7 @@ from typing import Any
 
 _PLAIN: tuple[type, ...] = (
     bool, int, float, complex, str, bytes, dict, list, tuple, set, frozenset, type(None),
-    datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, pathlib.PurePath,
+    dt.date, dt.time, dt.timedelta, decimal.Decimal, pathlib.PurePath,
 )  # fmt: skip
 _LIBRARIES = {"pandas": ("DataFrame",), "numpy": ("ndarray", "generic"), "torch": ("Tensor",)}
 

@@ -8,7 +8,7 @@ is: see `_repairs`. The frequency of a date index is kept; one that hides in a l
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import io
 import struct
 import warnings
@@ -126,7 +126,7 @@ def _repairs(frame: pd.DataFrame, back: pd.DataFrame) -> dict[str, Any]:
 
 
 def _is_plain_utc(dtype: Any) -> bool:
-    return getattr(dtype, "tz", None) is datetime.UTC
+    return getattr(dtype, "tz", None) is dt.UTC
 
 
 def _dtype_text(dtype: Any) -> str:
@@ -142,9 +142,9 @@ def _repaired(frame: pd.DataFrame, repairs: Mapping[str, Any]) -> pd.DataFrame:
     for position, dtype in repairs.get("dtypes", {}).items():
         frame.isetitem(int(position), frame.iloc[:, int(position)].astype(dtype).array)
     for position in repairs.get("utc_columns", ()):
-        frame.isetitem(position, frame.iloc[:, position].dt.tz_convert(datetime.UTC).array)
+        frame.isetitem(position, frame.iloc[:, position].dt.tz_convert(dt.UTC).array)
     if repairs.get("utc_index"):
-        frame.index = pd.DatetimeIndex(frame.index).tz_convert(datetime.UTC)
+        frame.index = pd.DatetimeIndex(frame.index).tz_convert(dt.UTC)
     for axis in ("columns", "index"):
         if f"{axis}_range" in repairs:
             start, stop, step = repairs[f"{axis}_range"]

@@ -114,8 +114,15 @@ def _recorded(entry: dg.EventLogEntry) -> RecordedError | None:
     if event.event_type == dg.DagsterEventType.ENGINE_EVENT and crash is None:
         return None
     error = getattr(event.event_specific_data, "error", None)
-    message = f"{event.message or ''} {error.message if error else ''}".strip()
+    message = f"{event.message or ''} {_innermost(error)}".strip()
     return RecordedError(entry.step_key, tuple(_class_names(error)), message, _exit_code(crash))
+
+
+def _innermost(error: Any) -> str:
+    """The message of what was raised first; Dagster's wrappers around it say nothing of the cause."""
+    while error is not None and error.cause is not None:
+        error = error.cause
+    return "" if error is None else str(error.message)
 
 
 def _class_names(error: Any) -> Iterator[str]:

@@ -95,7 +95,7 @@ def observe(
     stale = {
         run.run_id: _staleness(run, now, silent)
         for run in runs
-        if _is_stale(run, now, watched, silent, ttl, start_allowance)
+        if _is_stale(run, min(watched, now - _last_sign(run, silent)), ttl, start_allowance)
     }
     suspects = {run_id: memory.suspects.get(run_id, now) if unbroken else now for run_id in stale}
     mass_since = _mass_since(memory, now, stale, runs)
@@ -110,18 +110,22 @@ def observe(
     return Look(remember, {run_id: why for run_id, why in stale.items() if now - suspects[run_id] >= long_enough})
 
 
-def _is_stale(
-    run: Sighting, now: float, watched: float, silent: Mapping[str, float], ttl: float, start_allowance: float
-) -> bool:
-    if run.last_beat is None:
-        return min(now - silent[run.run_id], watched) > start_allowance
-    return min(now - run.last_beat, watched) > ttl
+def _is_stale(run: Sighting, silence: float, ttl: float, start_allowance: float) -> bool:
+    return silence > (start_allowance if run.last_beat is None else ttl)
+
+
+def _last_sign(run: Sighting, silent: Mapping[str, float]) -> float:
+    return silent[run.run_id] if run.last_beat is None else run.last_beat
 
 
 def _staleness(run: Sighting, now: float, silent: Mapping[str, float]) -> str:
-    if run.last_beat is None:
-        return f"its worker never sent a heartbeat in {now - silent[run.run_id]:.0f} s"
-    return f"its worker sent no heartbeat for {now - run.last_beat:.0f} s"
+    seconds = now - _last_sign(run, silent)
+    never = run.last_beat is None
+    return (
+        f"its worker never sent a heartbeat in {seconds:.0f} s"
+        if never
+        else f"its worker sent no heartbeat for {seconds:.0f} s"
+    )
 
 
 def _mass_since(memory: Observation, now: float, stale: Mapping[str, str], runs: Sequence[Sighting]) -> float | None:

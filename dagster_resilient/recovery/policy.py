@@ -9,11 +9,13 @@ from typing import Literal
 
 from dagster_resilient.errors import ConfigurationError
 
-FailureClass = Literal["lost", "crashed", "infrastructure", "user_error"]
+FailureClass = Literal["lost", "crashed", "infrastructure", "user_error", "refused"]
 
 _INFRASTRUCTURE = frozenset(
     {
         "StoreUnavailableError",
+        "StorageError",
+        "StoragePermissionError",
         "ConnectionError",
         "TimeoutError",
         "ConnectionResetError",
@@ -21,6 +23,8 @@ _INFRASTRUCTURE = frozenset(
         "TaskHeldError",
     }
 )
+# Our own refusals: the same value, setting or version is refused again, after the same compute.
+_REFUSALS = frozenset({"UnsupportedValueError", "ConfigurationError", "SchemaVersionError"})
 _CRASHES = frozenset({"ChildProcessCrashException", "DagsterExecutionInterruptedError", "RunWorkerCrash"})
 
 
@@ -35,6 +39,8 @@ def classify(fence_class: str | None, errors: Sequence[str]) -> FailureClass:
     if fence_class == "lost":
         return "lost"
     names = set(errors)
+    if names & _REFUSALS:
+        return "refused"
     if names & _INFRASTRUCTURE:
         return "infrastructure"
     return "crashed" if not names or names & _CRASHES else "user_error"
@@ -66,7 +72,8 @@ class RecoveryPolicy:
     something before it failed starts the count of the delays anew (not that of the attempts).
 
     Attributes:
-        max_attempts: Re-executions per run group, by the class of its latest failure.
+        max_attempts: Re-executions per run group, by the class of its latest failure. A class that is not named, as
+            ``refused`` is not by default, gets none.
         first_wait: Seconds; the bound of the first delay.
         longest_wait: Seconds; the bound of every delay.
         lookback: Seconds; older failures are left alone.

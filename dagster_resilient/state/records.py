@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Literal
 
 import pydantic
 
 from dagster_resilient.storage.manifest import Record, StoredObject
+
+
+def _new_op() -> str:
+    """A record without a unique id would equal another writer's, and a refused create would look like a lost reply."""
+    return uuid.uuid4().hex
+
 
 Kind = Literal["acquire", "checkpoint", "complete", "release", "value"]
 
@@ -122,6 +129,7 @@ class Fence(Record):
     reason: str
     failure_class: str
     by: str
+    op: str = pydantic.Field(default_factory=_new_op)
 
 
 class Claim(Record):
@@ -152,6 +160,7 @@ class Member(Record):
     attempt: int
     manifest: StoredObject | None = None
     payload: dict[str, str | int | float | bool | None] = pydantic.Field(default_factory=dict)
+    op: str = pydantic.Field(default_factory=_new_op)
 
 
 class Verdict(Record):
@@ -159,7 +168,8 @@ class Verdict(Record):
 
     Attributes:
         run_id: The run.
-        action: ``relaunched``, ``adopted`` (nothing was missing), ``gave up`` or ``left`` (a user cancelled).
+        action: ``relaunched``, ``adopted`` (nothing was missing), ``gave up``, ``left`` (a user cancelled) or
+            ``failed`` (an error of the recovery itself, which is tried again).
         failure_class: What the failure was taken for.
         reason: In words for people, with what is redone and what is reused.
         attempt: Number of the attempt.
@@ -167,8 +177,9 @@ class Verdict(Record):
     """
 
     run_id: str
-    action: Literal["relaunched", "adopted", "gave up", "left"]
+    action: Literal["relaunched", "adopted", "gave up", "left", "failed"]
     failure_class: str
     reason: str
     attempt: int = 0
     child: str | None = None
+    op: str = pydantic.Field(default_factory=_new_op)

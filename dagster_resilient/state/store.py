@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from dagster_resilient.errors import ObjectExistsError, ObjectNotFoundError
+from dagster_resilient.errors import IntegrityError, ObjectExistsError, ObjectNotFoundError, SchemaVersionError
 from dagster_resilient.storage.manifest import Record
 from dagster_resilient.storage.object_store import ObjectInfo, ObjectStore
 
@@ -55,7 +55,14 @@ class ObjectRecords:
             raw = self._store.get(key)
         except ObjectNotFoundError:
             return None
-        record: R = kind.from_bytes(raw, f"{self.url}/{key}")
+        where = f"{self.url}/{key}"
+        try:
+            record: R = kind.from_bytes(raw, where)
+        except SchemaVersionError:
+            raise
+        except IntegrityError as error:
+            advice = "Restore this object from a backup, or delete all of its folder to begin anew."
+            raise IntegrityError(f"{error} {advice}") from error
         return record
 
     def list(self, prefix: str) -> list[ObjectInfo]:

@@ -41,6 +41,7 @@ class LocalDirectoryStore(ObjectStore):
         # os.path.abspath: Path.absolute keeps "..", and resolve would follow links.
         self._path = Path(os.path.abspath(path.expanduser()))  # noqa: PTH100
         self.url = f"file://{self._path}"
+        self._seen_root = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -121,7 +122,14 @@ class LocalDirectoryStore(ObjectStore):
     def _make_folder(self, folder: Path) -> None:
         """Make a folder and its parents; sync each parent, or a power loss forgets the whole branch."""
         if folder.is_dir():
+            self._seen_root = self._seen_root or self._path in (folder, *folder.parents)
             return
+        if folder == self._path and self._seen_root:
+            # Made anew it would be an empty store without logs and fences, and every commit would go into it.
+            raise StoreUnavailableError(
+                f"{self.url} has vanished since this process opened it (unmounted, renamed?). Bring it back.",
+                store=self.url,
+            )
         self._make_folder(folder.parent)
         try:
             folder.mkdir()
@@ -129,6 +137,7 @@ class LocalDirectoryStore(ObjectStore):
             if not folder.is_dir():  # else another writer was faster
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
         _sync_folder(folder.parent)
+        self._seen_root = self._seen_root or folder == self._path
 
     @contextlib.contextmanager
     def _errors(self, verb: str, key: str) -> Iterator[None]:

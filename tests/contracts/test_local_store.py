@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from dagster_resilient.errors import (
-    StorageError,
-)
+from dagster_resilient.errors import StorageError, StoreUnavailableError
 from dagster_resilient.storage.object_store import ObjectStore, open_store
 
 Place = tuple[str, dict[str, Any]]
@@ -174,3 +172,17 @@ def test_memory_stores_are_told_apart_by_name() -> None:
     open_store("memory://one").put("a", b"1")
     assert names(open_store("memory://one/")) == ["a"]
     assert names(open_store("memory://two")) == names(open_store("memory://")) == []
+
+
+def test_a_directory_that_vanishes_is_an_outage_not_a_new_store(tmp_path: Path) -> None:
+    """Made anew it would be a store without logs and fences; the process is told, and finds all when it is back."""
+    store = open_store(str(tmp_path / "store")).with_patience(0.0)  # type: ignore[attr-defined]
+    store.put("a", b"1")
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreUnavailableError, match="vanished"):
+        store.put("b", b"2")
+    with pytest.raises(StoreUnavailableError, match="vanished"):
+        store.get("a")
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    assert store.get("a") == b"1"

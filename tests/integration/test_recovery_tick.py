@@ -302,6 +302,9 @@ def test_one_bad_run_does_not_stop_the_others(world, monkeypatch):
     monkeypatch.setattr(compat, "cancelled_by_user", lambda i, run: 1 / 0 if run.run_id == bad.run_id else real(i, run))
     words = world.tick()
     assert "1 skipped on an error" in words
+    world.tick()
+    events = world.instance.all_logs(bad.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
+    assert sum((entry.dagster_event.message or "").startswith("Recovery: failed") for entry in events) == 1
     assert len(world.children(good)) == 1
 
 

@@ -20,6 +20,7 @@ CLASSES = ["lost", "crashed", "infrastructure", "user_error"]
         (None, ["DagsterExecutionStepExecutionError", "StoreUnavailableError"], "infrastructure"),
         (None, ["DagsterExecutionStepExecutionError", "ValueError"], "user_error"),
         ("superseded", ["ValueError"], "user_error"),
+        (None, ["DagsterExecutionHandleOutputError", "UnsupportedValueError"], "refused"),
     ],
 )
 def test_a_failure_has_one_class(fence, errors, expected):
@@ -31,6 +32,11 @@ def test_a_lost_machine_is_replaced_at_once():
     """The first attempt after a loss waits for nothing."""
     decision = RecoveryPolicy().decide("lost", attempts=0, elapsed=0.0, seed="run")
     assert (decision.action, decision.attempt) == ("launch", 1)
+
+
+def test_what_was_refused_is_not_computed_again():
+    """A value that cannot be stored is refused again after the same compute: no attempt is worth it."""
+    assert RecoveryPolicy().decide("refused", attempts=0, elapsed=1e9, seed="run").action == "give_up"
 
 
 def test_the_code_gets_a_pause():
