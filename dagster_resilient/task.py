@@ -23,6 +23,7 @@ from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import objects_present
 from dagster_resilient.storage.object_store import ObjectStore, open_store
 from dagster_resilient.storage.probe import require_create
+from dagster_resilient.storage.retry import DEFAULT_PATIENCE, OUTAGE_PATIENCE, hasty
 from dagster_resilient.values import StoredValue, load_value, store_value, task_name
 
 T = TypeVar("T")
@@ -67,10 +68,24 @@ class Attempt:
     sidecar: Sidecar | None
     displaces_live: bool = True
 
-    def durable(self, asset: tuple[str, ...], partition_key: str | None, fingerprint: str | None = None) -> DurableTask:
-        """Return the durable state of one asset partition as this try sees it."""
+    def durable(
+        self,
+        asset: tuple[str, ...],
+        partition_key: str | None,
+        fingerprint: str | None = None,
+        *,
+        patience: float = OUTAGE_PATIENCE,
+    ) -> DurableTask:
+        """Return the durable state of one asset partition as this try sees it.
+
+        Args:
+            asset: Parts of the asset key.
+            partition_key: The partition, None for an unpartitioned asset.
+            fingerprint: What makes earlier state of the series reusable.
+            patience: Seconds that one call to the store may spend in retries.
+        """
         return DurableTask(
-            store=self.store,
+            store=hasty(self.store, patience),
             asset=asset,
             partition_key=partition_key,
             claim=self.claim,
@@ -121,7 +136,7 @@ def begin_attempt(
     )
     claim = claim_attempt(ObjectRecords(store), root=root, run_id=run_id, series=series)
     owner = this_process(claim, heartbeat=sidecar.key if sidecar else None, interval=interval, ttl=ttl)
-    return Attempt(store, claim, owner, sidecar, displaces_live)
+    return Attempt(hasty(store, OUTAGE_PATIENCE), claim, owner, sidecar, displaces_live)
 
 
 class CommitHooks:
@@ -159,7 +174,7 @@ class Part:
 
     def training(self, **options: Any) -> TrainingSession:
         """Begin or resume this partition's training; see `Task.training`."""
-        return TrainingSession(self._task.durable(self.key), **options)
+        return TrainingSession(self._task.trained(self.key), **options)
 
     @property
     def saved(self) -> bool:
@@ -194,6 +209,10 @@ class Task:
         """Return the durable state of one partition."""
         return self.attempt.durable(self.asset, partition_key, self.fingerprint)
 
+    def trained(self, partition_key: str | None) -> DurableTask:
+        """Return the same for a training, which must not wait long for a store: it goes on and saves later."""
+        return self.attempt.durable(self.asset, partition_key, self.fingerprint, patience=DEFAULT_PATIENCE)
+
     def training(self, **options: Any) -> TrainingSession:
         """Begin a training, or resume it from the newest valid checkpoint.
 
@@ -204,7 +223,7 @@ class Task:
         Raises:
             ConfigurationError: The run targets several partitions; train each in the loop over `partitions`.
         """
-        return TrainingSession(self.durable(self._only_partition()), **options)
+        return TrainingSession(self.trained(self._only_partition()), **options)
 
     def partitions(self) -> Iterator[Part]:
         """Yield the partitions that this series has not committed yet, in order of definition.

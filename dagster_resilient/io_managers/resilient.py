@@ -12,6 +12,7 @@ import dagster as dg
 from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.resources import ResilientResource, value_metadata
 from dagster_resilient.state.task import DurableTask
+from dagster_resilient.storage.retry import OUTAGE_PATIENCE, hasty
 from dagster_resilient.values import StoredValue, load_value, store_value
 
 _READERS = 16
@@ -68,7 +69,7 @@ class ResilientIOManager(dg.ConfigurableIOManager):
             if not context.has_asset_key
             else tuple(context.asset_key.path)
         )
-        store = self.resilient.store
+        store = hasty(self.resilient.store, OUTAGE_PATIENCE)
         if not context.has_asset_partitions:
             return load_value(store, path, None)
         partitions = [str(key) for key in context.asset_partition_keys]

@@ -13,6 +13,8 @@ from dagster_resilient.storage.object_store import Buffer, ObjectInfo, ObjectSto
 T = TypeVar("T")
 
 DEFAULT_PATIENCE = 60.0
+# For a step's values and inputs: an outage of minutes must not fail work of hours.
+OUTAGE_PATIENCE = 900.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 
 
