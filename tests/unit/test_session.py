@@ -309,7 +309,7 @@ def test_progress_and_metrics_are_reported(world):
         {"loader": (x for x in [1])},
         {"loader": 5},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )
 def test_options_that_cannot_work_are_refused_before_anything_happens(world, options):
     """At construction, before the lease is taken."""
