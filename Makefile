@@ -17,7 +17,8 @@ demo: $(STAMP)  ## kill a real pipeline twice, watch it recover, check the resul
 	$(BIN)/python -m example_project.demo
 
 test: $(STAMP)  ## all tests: real processes, a real S3 server
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not alone"
+	$(BIN)/python -m pytest -m alone -n 0
 
 lint: $(STAMP)  ## style, types, import contracts
 	$(BIN)/ruff check .
@@ -29,7 +30,8 @@ bench: $(STAMP)  ## speed as ratios, raw rounds kept in benchmarks/results
 	$(BIN)/python -m benchmarks.checkpoint
 
 soak: $(STAMP)  ## the full counts: kill sweeps and model checks
-	RESILIENT_SOAK=1 $(BIN)/python -m pytest
+	RESILIENT_SOAK=1 $(BIN)/python -m pytest -m "not alone"
+	RESILIENT_SOAK=1 $(BIN)/python -m pytest -m alone -n 0
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -24,7 +24,7 @@ from dagster_resilient.storage.object_store import ObjectStore, open_store
 from dagster_resilient.storage.retry import DEFAULT_PATIENCE, RetryingStore
 
 # Patience is a minute: a test that is done within less has not retried what is final.
-pytestmark = pytest.mark.timeout(DEFAULT_PATIENCE / 2)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(DEFAULT_PATIENCE / 2)]
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from sidecar_parent import FAST, RUN, Parent, beat_after, beat_of, eventually, f
 from dagster_resilient.state.heartbeat import Sidecar, ensure_sidecar, list_beats, process_identity, read_beat
 from dagster_resilient.storage.object_store import ObjectStore, open_store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 @pytest.fixture

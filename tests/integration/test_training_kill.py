@@ -118,7 +118,9 @@ def test_a_training_that_is_killed_at_operations_of_its_store_ends_bit_equal(tmp
     for _ in range(KILLS):
         process = start(url, tmp_path, straight[0], rng.randint(0, 50), rng.choice(["die_before", "die_after"]))
         process.communicate(timeout=120)
-        assert process.returncode == -9
+        assert process.returncode in {-9, 0}
+        if process.returncode == 0:  # it was nearly done, and had fewer operations left than it was to live for
+            break
     finish(start(url, tmp_path, straight[0]))
     check_equal(tmp_path, straight)
 
