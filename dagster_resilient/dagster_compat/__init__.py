@@ -22,7 +22,6 @@ from dagster_resilient.dagster_compat.launch import kept_tags, launch_reexecutio
 from dagster_resilient.dagster_compat.partitions import is_partition_tag, partition_keys_of_run, partition_tags
 from dagster_resilient.dagster_compat.runs import (
     RecordedError,
-    add_run_tags,
     cancelled_by_user,
     failed_step_errors,
     failure_error_names,
@@ -50,7 +49,6 @@ __all__ = [
     "RecordedError",
     "RetryMode",
     "StepDependencyConfig",
-    "add_run_tags",
     "assets_of_step",
     "belongs_to",
     "cancelled_by_user",

@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,8 +156,3 @@ def report_run_failed(instance: dg.DagsterInstance, run: dg.DagsterRun, message:
     Private: `DagsterInstance.report_run_failed`, the one way from outside that retries do not take for a cancel.
     """
     instance.report_run_failed(run, message)
-
-
-def add_run_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:
-    """Add tags to a run. Private: `DagsterInstance.add_run_tags`."""
-    instance.add_run_tags(run_id, dict(tags))
