@@ -118,8 +118,7 @@ class Demo:
         """Stop the run's whole process tree (SIGSTOP) in the middle of the range; wake it after the recovery."""
         store = self.cluster.store
         wait_for("predictions", lambda: self.predicted(run.run_id, 4), 180)
-        zombie = self.cluster.processes(run.run_id)
-        signal_all(zombie, signal.SIGSTOP)
+        zombie = self.cluster.freeze(run.run_id)
         at = time.monotonic()
         done = checks.committed(store, "delay_predictions", MONTHS)
         loss = Loss(run.run_id, "stopped in inference", f"{len(done)} of {len(MONTHS)} months")

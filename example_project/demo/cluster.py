@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -128,6 +130,35 @@ class Cluster:
         if not workers:
             raise DemoError(f"Run {run_id} has no worker.")
         return tree(workers[0])
+
+    def freeze(self, run_id: str) -> list[psutil.Process]:
+        """Stop a run's whole process tree (SIGSTOP), as a machine that hangs; return its processes.
+
+        A process that is stopped inside a write to Dagster's SQLite file would hold its lock, and nobody else could
+        record anything. A real deployment keeps its log in a server, which no client can lock up: so the tree is woken
+        and stopped again until it holds nothing.
+        """
+
+        def frozen() -> list[psutil.Process] | None:
+            found = self.processes(run_id)
+            signal_all(found, signal.SIGSTOP)
+            if not self._locked():
+                return found
+            signal_all(found, signal.SIGCONT)
+            return None
+
+        return wait_for("a moment without a lock on Dagster's database", frozen)
+
+    def _locked(self) -> bool:
+        """Whether any of Dagster's databases stays locked for longer than a write takes."""
+        try:
+            for path in self.home.rglob("*.db"):
+                with contextlib.closing(sqlite3.connect(path, timeout=2.0, isolation_level=None)) as database:
+                    database.execute("BEGIN IMMEDIATE")
+                    database.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return True
+        return False
 
     def log_tail(self) -> str:
         """The end of the daemon's output, for when something went wrong."""
