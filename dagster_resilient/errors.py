@@ -7,6 +7,7 @@ Each also inherits the builtin that a caller would expect, so that code which do
     ├── StorageError (OSError)                the object store did not do what was asked
     │   ├── ObjectNotFoundError (FileNotFoundError)
     │   ├── ObjectExistsError (FileExistsError)    a create-if-absent met an object
+    │   ├── VersionConflictError                   a replace-if-unchanged met another version
     │   ├── StoragePermissionError (PermissionError)   never read as "not there"
     │   └── StoreUnavailableError (ConnectionError)    retries are used up; the store may come back
     ├── IntegrityError (ValueError)           stored bytes differ from what their manifest says
@@ -51,6 +52,10 @@ class ObjectNotFoundError(StorageError, FileNotFoundError):
 
 class ObjectExistsError(StorageError, FileExistsError):
     """A create-if-absent met an object that somebody else wrote."""
+
+
+class VersionConflictError(StorageError):
+    """A replace-if-unchanged met an object that was changed or deleted meanwhile."""
 
 
 class StoragePermissionError(StorageError, PermissionError):

@@ -35,9 +35,26 @@ class ObjectInfo:
         key: Key relative to the root of the store.
         size: Bytes.
         last_modified: By the store's clock, with time zone.
+        version: What `ObjectStore.replace` takes (an ETag); None where the store has none. A listing may leave it out.
     """
 
     key: str
+    size: int
+    last_modified: datetime
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a killed writer left outside all keys: a temporary file, or an upload in parts that was never completed.
+
+    Attributes:
+        name: How the store names it; only `ObjectStore.discard` understands it.
+        size: Bytes, as far as the store tells; else 0.
+        last_modified: When it was begun or last written, by the store's clock.
+    """
+
+    name: str
     size: int
     last_modified: datetime
 
@@ -48,10 +65,15 @@ class ObjectStore(ABC):
     Attributes:
         url: The root as a person would write it, without credentials.
         is_shared: Whether other processes see the same objects. False for `memory://`.
+        checks_bodies: Whether the store itself refuses a write whose bytes were changed on the way. Where not, a
+            verified write reads back what was written.
+        replaces: Whether the store has `replace`.
     """
 
     url: str
     is_shared: bool = True
+    checks_bodies: bool = True
+    replaces: bool = False
 
     @abstractmethod
     def get(self, key: str) -> bytes:
@@ -82,6 +104,23 @@ class ObjectStore(ABC):
             ObjectExistsError: An object was there. After a lost reply it may be our own.
         """
 
+    def replace(self, key: str, buffers: Buffer | Iterable[Buffer], version: str) -> str:  # noqa: ARG002 - see below
+        """Overwrite an object only if it is still the one that `head` told of (if-match), decided by the store.
+
+        Args:
+            key: The object.
+            buffers: Its new bytes.
+            version: `ObjectInfo.version` of what may be overwritten.
+
+        Returns:
+            The new version.
+
+        Raises:
+            VersionConflictError: The object was changed, or is gone. After a lost reply the change may be our own.
+            ConfigurationError: The store has no such operation; see `replaces`.
+        """
+        raise ConfigurationError(f"{self.url} cannot replace {key} by version: this kind of store has no if-match.")
+
     @abstractmethod
     def head(self, key: str) -> ObjectInfo:
         """Return size and time without the bytes.
@@ -104,6 +143,19 @@ class ObjectStore(ABC):
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
         """Delete exactly these keys, no patterns. A key that is not there is no error."""
+
+    def leftovers(self) -> Iterator[Leftover]:
+        """Yield what killed writers left under this root, where no `list` shows it. Other roots' are never shown."""
+        return iter(())
+
+    def discard(self, leftover: Leftover) -> None:  # noqa: B027 - a store without leftovers has nothing to discard
+        """Remove a leftover. Its writer, if it still lives, gets an error when it tries to finish; nothing is lost."""
+
+    def filesystem(self) -> Any:
+        """Return the store as an fsspec filesystem whose paths are keys, for other libraries; see `filesystem`."""
+        from dagster_resilient.storage.filesystem import StoreFileSystem  # noqa: PLC0415 - loads only when used
+
+        return StoreFileSystem(self)
 
     @abstractmethod
     def sidecar_config(self) -> Mapping[str, Any]:
