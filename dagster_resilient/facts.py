@@ -12,7 +12,6 @@ from dagster_resilient.recovery import AssetFacts
 from dagster_resilient.resources import ResilientResource, series_of
 from dagster_resilient.state.log import NumberedLog
 from dagster_resilient.state.records import ValueRef
-from dagster_resilient.state.store import ObjectRecords
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import objects_present
 from dagster_resilient.values import task_name
@@ -41,6 +40,7 @@ class RunFacts:
         group: list[dg.DagsterRun],
     ) -> None:
         self._context, self._store, self._run = context, resource.store, run
+        self._records = resource.records
         self._instance = context.instance
         self._repository: Any = context.repository_def
         series = series_of(run, context.instance.get_run_by_id)
@@ -82,7 +82,7 @@ class RunFacts:
         )
 
     def _committed(self, key: dg.AssetKey, partition: str | None) -> ValueRef | None:
-        head = NumberedLog(ObjectRecords(self._store), keys.task_prefix(tuple(key.path), partition)).head()
+        head = NumberedLog(self._records, keys.task_prefix(tuple(key.path), partition, "log")).head()
         if head is not None:
             self._begun.add((key, partition))
         if head is not None and head.run_id == self._run.run_id and head.kind in _PROGRESS:
@@ -120,5 +120,5 @@ class RunFacts:
                     self._adopt(key, partition, value)
 
     def _adopt(self, key: dg.AssetKey, partition: str | None, value: ValueRef) -> None:
-        metadata = {"resilient/adopted_from": value.run_id, "dagster/uri": f"{self._store.url}/{value.manifest.key}"}
+        metadata = {"resilient/adopted_from": value.run_id, "dagster/uri": f"{self._store.url}/{value.location}"}
         self._instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=partition, metadata=metadata))

@@ -21,7 +21,7 @@ from dagster_resilient.state.fences import fence_run
 from dagster_resilient.state.heartbeat import ensure_sidecar
 from dagster_resilient.state.owner import start_ticks
 from dagster_resilient.state.records import ValueRef
-from dagster_resilient.state.store import ObjectRecords
+from dagster_resilient.state.store import ObjectRecords, RecordStore, open_state
 from dagster_resilient.storage.object_store import ObjectStore, open_store
 from dagster_resilient.task import (
     DEFAULT_INTERVAL,
@@ -83,12 +83,15 @@ class ResilientResource(dg.ConfigurableResource[Any]):
         url: ``s3://bucket/prefix``, a directory, or ``memory://name`` (one process only).
         storage_options: As fsspec spells them. Prefer the environment (``AWS_*``) for credentials: what stands in a
             resource's configuration is shown in the Dagster UI.
+        state_url: A database that keeps the state (``postgresql://...``, ``sqlite:///path``) where the store cannot
+            decide who creates an object first. By default the state lies beside the data. Give it by `EnvVar`.
         heartbeat_seconds: Seconds between heartbeats.
         ttl_seconds: Seconds without a heartbeat after which a process counts as lost.
     """
 
     url: str
     storage_options: dict[str, Any] = Field(default={}, repr=False)
+    state_url: str | None = Field(default=None, repr=False)
     heartbeat_seconds: float = DEFAULT_INTERVAL
     ttl_seconds: float = DEFAULT_TTL
     _attempt: Attempt | None = PrivateAttr(default=None)
@@ -98,6 +101,11 @@ class ResilientResource(dg.ConfigurableResource[Any]):
         """The object store at `url`."""
         check_heartbeat(self.heartbeat_seconds, self.ttl_seconds)
         return open_store(self.url, self.storage_options)
+
+    @cached_property
+    def records(self) -> RecordStore:
+        """Where the state is kept: logs, fences, tries, verdicts."""
+        return open_state(self.state_url, self.store) or ObjectRecords(self.store)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Begin this process's try: heartbeat and claim, before any work of the step."""
@@ -134,13 +142,15 @@ class ResilientResource(dg.ConfigurableResource[Any]):
 
     def load(self, asset: AssetName, expected: type[T] | None = None, partition: str | None = None) -> T:
         """Load the current value of an asset partition, also outside a run (a notebook, a service)."""
-        return load_value(self.store, asset_path(asset), partition, expected)
+        return load_value(self.store, asset_path(asset), partition, expected, self.records)
 
     def attempt(self) -> Attempt:
         """Return this process's try; outside a run (a unit test that calls the asset), one of a lineage of its own."""
         if self._attempt is None:
             name = f"direct-{uuid.uuid4().hex}"
-            self._attempt = begin_attempt(self.store, run_id=name, root=name, series=name, instance_id="direct")
+            self._attempt = begin_attempt(
+                self.store, run_id=name, root=name, series=name, instance_id="direct", records=self._own_records
+            )
         return self._attempt
 
     def _begin(self, run: dg.DagsterRun, instance: dg.DagsterInstance) -> Attempt:
@@ -157,9 +167,15 @@ class ResilientResource(dg.ConfigurableResource[Any]):
                     interval=self.heartbeat_seconds,
                     ttl=self.ttl_seconds,
                     worker=_run_worker(),
+                    records=self._own_records,
                 )
             _users[key] += 1
             return _attempts[key]
+
+    @property
+    def _own_records(self) -> RecordStore | None:
+        """The database, or None for the store, which then must show that it honours create-if-absent."""
+        return None if self.state_url is None else self.records
 
     def _attempt_key(self, run: dg.DagsterRun) -> AttemptKey:
         return os.getpid(), self.store.url, run.run_id
@@ -186,12 +202,15 @@ class ResilientResource(dg.ConfigurableResource[Any]):
                 sidecar.close()
 
     def _fence_earlier(self, run: dg.DagsterRun, root: str, instance: dg.DagsterInstance) -> None:
-        records = ObjectRecords(self.store)
         group = [other.run_id for other in run_group(instance, run)]
         earlier = {root, *group[: group.index(run.run_id)]} - {run.run_id}
         for run_id in sorted(earlier):
             fence_run(
-                records, run_id, reason=f"Run {run.run_id} re-executes it.", failure_class="superseded", by=run.run_id
+                self.records,
+                run_id,
+                reason=f"Run {run.run_id} re-executes it.",
+                failure_class="superseded",
+                by=run.run_id,
             )
 
 

@@ -24,7 +24,6 @@ from dagster_resilient.resources import RECOVERY_OF_TAG, ResilientResource
 from dagster_resilient.state.beats import LiveName, list_beats, store_now
 from dagster_resilient.state.fences import fence_run, read_fence
 from dagster_resilient.state.records import Verdict
-from dagster_resilient.state.store import ObjectRecords
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.retry import hasty
 from dagster_resilient.values import task_name
@@ -84,7 +83,7 @@ class RecoveryTick:
         self._context, self._resource, self._policy = context, resource, policy
         self._instance = context.instance
         self._repository: Any = context.repository_def
-        self._records = ObjectRecords(resource.store)
+        self._records = resource.records
         self._deadline = time.monotonic() + _SECONDS_PER_TICK
         self._outcomes: Counter[str] = Counter()
 

@@ -17,7 +17,7 @@ from dagster_resilient.state.fences import claim_attempt
 from dagster_resilient.state.heartbeat import Sidecar, ensure_sidecar, store_now
 from dagster_resilient.state.owner import this_process
 from dagster_resilient.state.records import Claim, Owner, ValueRef
-from dagster_resilient.state.store import ObjectRecords
+from dagster_resilient.state.store import ObjectRecords, RecordStore, open_state
 from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import objects_present
@@ -55,10 +55,11 @@ class Attempt:
     """One try of a run, in one process: its claim, its owner record and its heartbeat.
 
     Attributes:
-        store: Where state and data are kept.
+        store: Where data is kept.
         claim: The try's place in its lineage.
         owner: This process.
         sidecar: The heartbeat process, None for a store that no other process could see.
+        records: Where state is kept.
         displaces_live: See `DurableTask`.
     """
 
@@ -66,6 +67,7 @@ class Attempt:
     claim: Claim
     owner: Owner
     sidecar: Sidecar | None
+    records: RecordStore
     displaces_live: bool = True
 
     def durable(
@@ -95,6 +97,7 @@ class Attempt:
             progress=self._progress,
             fenced=self.sidecar.fenced if self.sidecar else lambda: None,
             displaces_live=self.displaces_live,
+            records=hasty(self.records, patience),
         )
 
     def _progress(self, fields: dict[str, Any]) -> None:
@@ -113,11 +116,12 @@ def begin_attempt(
     ttl: float = DEFAULT_TTL,
     worker: tuple[int, int] | None = None,
     displaces_live: bool = True,
+    records: RecordStore | None = None,
 ) -> Attempt:
     """Begin one try: start the heartbeat without waiting for it, and claim the try's number before any work.
 
     Args:
-        store: Where state and data are kept.
+        store: Where data, heartbeats and, by default, state are kept.
         run_id: The run.
         root: Root run of its group.
         series: First run of the chain of resuming runs that it continues.
@@ -126,17 +130,20 @@ def begin_attempt(
         ttl: Seconds without a heartbeat after which this process counts as lost.
         worker: Process id and start time of the run worker, whose death makes this process an orphan.
         displaces_live: See `DurableTask`.
+        records: Where state is kept, if not beside the data.
 
     Raises:
-        ConfigurationError: The store ignores create-if-absent, on which everything rests.
+        ConfigurationError: The store ignores create-if-absent, on which everything rests, and is to keep the state.
     """
-    require_create(store)
+    if records is None:
+        require_create(store)
+    kept: RecordStore = records or ObjectRecords(store)
     sidecar = ensure_sidecar(
         store, run_id=run_id, root=root, role="step", instance_id=instance_id, interval=interval, ttl=ttl, worker=worker
     )
-    claim = claim_attempt(ObjectRecords(store), root=root, run_id=run_id, series=series)
+    claim = claim_attempt(kept, root=root, run_id=run_id, series=series)
     owner = this_process(claim, heartbeat=sidecar.key if sidecar else None, interval=interval, ttl=ttl)
-    return Attempt(hasty(store, OUTAGE_PATIENCE), claim, owner, sidecar, displaces_live)
+    return Attempt(hasty(store, OUTAGE_PATIENCE), claim, owner, sidecar, kept, displaces_live)
 
 
 class CommitHooks:
@@ -256,7 +263,7 @@ class Task:
 
     def load(self, asset: AssetName, expected: type[T] | None = None, partition: str | None = None) -> T:
         """Load the current value of an asset partition, every byte verified; see `values.load_value`."""
-        return load_value(self.store, asset_path(asset), partition, expected)
+        return load_value(self.store, asset_path(asset), partition, expected, self.attempt.records)
 
     def save(self, value: Any) -> StoredValue:
         """Commit the value of this task (a script's result; in Dagster, return it and let the IO manager do this)."""
@@ -286,6 +293,7 @@ def open_task(
     partition: str | None = None,
     *,
     storage_options: Mapping[str, Any] | None = None,
+    state_url: str | None = None,
     fingerprint: str | None = None,
     heartbeat_seconds: float = DEFAULT_INTERVAL,
     ttl_seconds: float = DEFAULT_TTL,
@@ -296,10 +304,12 @@ def open_task(
     then finds it complete.
 
     Args:
-        url: Where state is kept; see `open_store`.
+        url: Where data and state are kept; see `open_store`.
         name: The task's name.
         partition: The partition, if the name alone does not identify the work.
         storage_options: See `open_store`.
+        state_url: A database that keeps the state instead, where the store cannot decide who creates an object first:
+            ``postgresql://...`` or ``sqlite:///path``.
         fingerprint: Change it, and earlier checkpoints are not reused.
         heartbeat_seconds: Seconds between heartbeats.
         ttl_seconds: Seconds without a heartbeat after which another start may take over.
@@ -311,7 +321,7 @@ def open_task(
     check_heartbeat(heartbeat_seconds, ttl_seconds)
     store = open_store(url, storage_options) if isinstance(url, str) else url
     path = asset_path(name)
-    root = f"script:{keys.task_prefix(path, partition)}"
+    root = f"script:{keys.asset_segment(path)}/{keys.partition_segment(partition)}"
     attempt = begin_attempt(
         store,
         run_id=uuid.uuid4().hex,
@@ -321,6 +331,7 @@ def open_task(
         interval=heartbeat_seconds,
         ttl=ttl_seconds,
         displaces_live=False,
+        records=open_state(state_url, store),
     )
     return Task(attempt, path, () if partition is None else (partition,), fingerprint)
 

@@ -10,10 +10,10 @@ from dagster_resilient import codecs
 from dagster_resilient.errors import IntegrityError, UnsupportedValueError, ValueNotFoundError
 from dagster_resilient.state.log import NumberedLog
 from dagster_resilient.state.records import ValueRef
-from dagster_resilient.state.store import ObjectRecords
+from dagster_resilient.state.store import ObjectRecords, RecordStore
 from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage import keys
-from dagster_resilient.storage.manifest import get_object, read_manifest, write_manifest
+from dagster_resilient.storage.manifest import get_object, named_manifest, read_manifest, write_objects
 from dagster_resilient.storage.object_store import ObjectStore
 
 T = TypeVar("T")
@@ -24,10 +24,10 @@ class StoredValue:
     """A committed value.
 
     Attributes:
-        uri: URL of its manifest, which lists its objects.
+        uri: URL under which its objects lie.
         codec: Name and version of the codec.
         size: Bytes of its objects.
-        checksum: BLAKE3 digest of the manifest, which holds the digests of the objects.
+        checksum: BLAKE3 digest of its manifest, which holds the digests of the objects.
         seconds: Time to encode, write and commit.
     """
 
@@ -57,35 +57,49 @@ def store_value(task: DurableTask, value: Any) -> StoredValue:
     except UnsupportedValueError as error:
         raise UnsupportedValueError(f"{task}: {error}") from error
     task.check_fenced()
-    manifest = write_manifest(task.store, task.data_prefix(), encoded.codec, encoded.parts, encoded.meta)
-    task.commit_value(manifest)
+    location = task.data_prefix()
+    manifest = write_objects(task.store, location, encoded.codec, encoded.parts, encoded.meta)
+    task.commit_value(named_manifest(task.store, location, manifest), location)
     return StoredValue(
-        uri=f"{task.store.url}/{manifest.key}",
+        uri=f"{task.store.url}/{location}",
         codec=encoded.codec,
-        size=sum(memoryview(chunk).nbytes for chunks in encoded.parts.values() for chunk in chunks),
-        checksum=manifest.blake3,
+        size=manifest.size,
+        checksum=manifest.checksum,
         seconds=time.monotonic() - begun,
     )
 
 
-def find_value(store: ObjectStore, asset: tuple[str, ...], partition_key: str | None) -> ValueRef:
+def find_value(
+    store: ObjectStore, asset: tuple[str, ...], partition_key: str | None, records: RecordStore | None = None
+) -> ValueRef:
     """Return the current materialization.
+
+    Args:
+        store: Where the data is kept.
+        asset: Parts of the asset key.
+        partition_key: The partition, None for an unpartitioned asset.
+        records: Where the state is kept; by default beside the data.
 
     Raises:
         ValueNotFoundError: None was ever committed.
     """
-    prefix = keys.task_prefix(asset, partition_key)
-    head = NumberedLog(ObjectRecords(store), prefix).head()
+    prefix = keys.task_prefix(asset, partition_key, "log")
+    kept = records or ObjectRecords(store)
+    head = NumberedLog(kept, prefix).head()
     if head is None or head.value is None:
         raise ValueNotFoundError(
-            f"{task_name(asset, partition_key)} is not materialized: nothing was committed under {store.url}/{prefix}. "
+            f"{task_name(asset, partition_key)} is not materialized: nothing was committed under {kept.url}/{prefix}. "
             "Materialize it first."
         )
     return head.value
 
 
 def load_value(
-    store: ObjectStore, asset: tuple[str, ...], partition_key: str | None, expected: type[T] | None = None
+    store: ObjectStore,
+    asset: tuple[str, ...],
+    partition_key: str | None,
+    expected: type[T] | None = None,
+    records: RecordStore | None = None,
 ) -> T:
     """Load the current materialization, every byte verified.
 
@@ -94,13 +108,14 @@ def load_value(
         asset: Parts of the asset key.
         partition_key: The partition, None for an unpartitioned asset.
         expected: Type that the value must have; None: any.
+        records: Where the state is kept; by default beside the data.
 
     Raises:
         ValueNotFoundError: Nothing was committed.
         IntegrityError: Objects are missing or damaged. Names the asset, the partition and the object.
         UnsupportedValueError: The value has another type than expected.
     """
-    found = find_value(store, asset, partition_key)
+    found = find_value(store, asset, partition_key, records)
     name = task_name(asset, partition_key)
     try:
         manifest = read_manifest(store, found.manifest)
@@ -109,7 +124,5 @@ def load_value(
         raise IntegrityError(f"{name}: {error} Materialize it again.") from error
     value = codecs.decode(manifest.codec, parts, manifest.meta)
     if expected is not None and not isinstance(value, expected):
-        raise UnsupportedValueError(
-            f"{name} holds {type(value).__name__}, not {expected.__name__} ({found.manifest.key})."
-        )
+        raise UnsupportedValueError(f"{name} holds {type(value).__name__}, not {expected.__name__} ({found.location}).")
     return value  # type: ignore[no-any-return]

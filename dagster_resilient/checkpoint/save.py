@@ -13,7 +13,7 @@ from dagster_resilient.checkpoint.task import TrainingTask
 from dagster_resilient.codecs.registry import Encoded, encode_tree
 from dagster_resilient.errors import IntegrityError, StorageError, StoreUnavailableError
 from dagster_resilient.state.records import CheckpointRef
-from dagster_resilient.storage.manifest import read_manifest, write_manifest
+from dagster_resilient.storage.manifest import read_manifest, write_manifest, write_objects
 from dagster_resilient.storage.object_store import Buffer, ObjectStore
 from dagster_resilient.storage.retry import hasty
 
@@ -134,7 +134,9 @@ class Saver:
                 self._sleep(wait)
 
     def _commit(self, step: int, encoded: Encoded, store: ObjectStore) -> None:
-        manifest = write_manifest(store, self._task.data_prefix(), encoded.codec, encoded.parts, {"step": step})
+        prefix = self._task.data_prefix()
+        written = write_objects(store, prefix, encoded.codec, encoded.parts, {"step": step})
+        manifest = write_manifest(store, prefix, written)
         dropped = self._task.commit_checkpoint(step, manifest, self._keep)
         self._latest = CheckpointRef(step=step, manifest=manifest)
         self._durable_at = self._clock()

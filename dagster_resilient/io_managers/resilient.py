@@ -70,14 +70,16 @@ class ResilientIOManager(dg.ConfigurableIOManager):
             else tuple(context.asset_key.path)
         )
         store = hasty(self.resilient.store, OUTAGE_PATIENCE)
+        records = hasty(self.resilient.records, OUTAGE_PATIENCE)
         if not context.has_asset_partitions:
-            return load_value(store, path, None)
+            return load_value(store, path, None, records=records)
         partitions = [str(key) for key in context.asset_partition_keys]
         if len(partitions) == 1:
-            return load_value(store, path, partitions[0])
+            return load_value(store, path, partitions[0], records=records)
         ordered = _in_definition_order(context, partitions)
         with ThreadPoolExecutor(min(_READERS, max(len(ordered), 1))) as pool:
-            return dict(zip(ordered, pool.map(lambda key: load_value(store, path, key), ordered), strict=True))
+            values: Iterable[Any] = pool.map(lambda key: load_value(store, path, key, records=records), ordered)
+            return dict(zip(ordered, values, strict=True))
 
 
 def _path(context: dg.OutputContext | dg.InputContext, resilient: ResilientResource) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ alone: an object's last-modified against `store_now`.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import pydantic
 
@@ -32,7 +32,10 @@ class Beat(Record):
         step_key: The step in progress, if the process runs one.
         progress: What the step reported last, as plain JSON values.
         state: ``exited`` when the process ended without a goodbye; it was killed, or it crashed.
+        sealed: False: the sidecar, which writes them, has nothing but the standard library.
     """
+
+    sealed: ClassVar[bool] = False
 
     process: str
     run_id: str

@@ -17,11 +17,11 @@ _NAME = re.compile(r"(\d{10})\.json")
 
 
 class NumberedLog:
-    """Entries ``<prefix>/log/<n>.json``, where the highest number is the current state."""
+    """Entries ``<prefix>/<n>.json``, where the highest number is the current state."""
 
     def __init__(self, records: RecordStore, prefix: str) -> None:
         self._records = records
-        self._prefix = f"{prefix}/log/"
+        self._prefix = f"{prefix}/"
 
     def key(self, n: int) -> str:
         """Return the key of entry n."""
@@ -40,7 +40,7 @@ class NumberedLog:
                 found[int(match[1])] = info.last_modified
         return found
 
-    def head(self) -> Entry | None:
+    def head(self, *, prove_absence: bool = True) -> Entry | None:
         """Return the newest entry, or None for a task that was never begun.
 
         The head is found by LIST, never by walking on from a number that is known: between two looks that number may
@@ -54,6 +54,8 @@ class NumberedLog:
         """
         for _ in range(_LOOKS):
             newest = max(self.numbers(), default=0)
+            if newest == 0 and not prove_absence:
+                return None
             entry = self.get(newest or 1)
             if newest == 0 and entry is None:
                 return None

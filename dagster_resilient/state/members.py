@@ -14,7 +14,7 @@ from dagster_resilient.storage import keys
 
 
 class MemberSet:
-    """The finished members of one epoch of a task, under ``<task>/items/<epoch>/<member>.g<k>.json``.
+    """The finished members of one epoch of a task, under ``<prefix>/<epoch>/<member>.g<k>.json``.
 
     The first record of a member stands. Where its objects were lost later, the member is committed again under the next
     ``g``, and the highest stands.
@@ -22,7 +22,7 @@ class MemberSet:
 
     def __init__(self, records: RecordStore, prefix: str, epoch: int) -> None:
         self._records = records
-        self._prefix = f"{prefix}/items/{keys.numbered(epoch)}/"
+        self._prefix = f"{prefix}/{keys.numbered(epoch)}/"
 
     def _key(self, member: str, g: int) -> str:
         return f"{self._prefix}{keys.encode_segment(member)}.g{g:04d}.json"

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pydantic
 
-from dagster_resilient.storage.manifest import Record, StoredObject
+from dagster_resilient.storage.manifest import ManifestRef, Record, StoredObject
 
 
 def _new_op() -> str:
@@ -15,7 +15,7 @@ def _new_op() -> str:
     return uuid.uuid4().hex
 
 
-Kind = Literal["acquire", "checkpoint", "complete", "release", "value"]
+Kind = Literal["acquire", "checkpoint", "complete", "release", "value", "retire", "collect"]
 
 
 class Owner(Record):
@@ -57,14 +57,16 @@ class ValueRef(Record):
     """A committed materialization.
 
     Attributes:
-        manifest: The manifest that lists its objects.
+        manifest: The manifest that lists its objects, or the name of one.
+        location: Prefix under which its objects were written.
         series: The chain of resuming runs that computed it; see `Claim`.
         run_id: The run that committed it.
         attempt: The try that committed it.
         fingerprint: What the value depended on, or None where nothing was declared.
     """
 
-    manifest: StoredObject
+    manifest: ManifestRef
+    location: str
     series: str
     run_id: str
     attempt: int

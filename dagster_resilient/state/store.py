@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from dagster_resilient.errors import IntegrityError, ObjectExistsError, ObjectNotFoundError, SchemaVersionError
+from dagster_resilient.errors import (
+    IntegrityError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    SchemaVersionError,
+    StorageError,
+)
+from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import Record
 from dagster_resilient.storage.object_store import ObjectInfo, ObjectStore
+from dagster_resilient.storage.retry import hasty
 
 R = TypeVar("R", bound=Record)
+
+_log = logging.getLogger(__name__)
+_NOTICE_PATIENCE = 5.0
 
 
 class RecordStore(Protocol):
@@ -36,6 +48,10 @@ class ObjectRecords:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self.url = store.url
+
+    def with_patience(self, seconds: float) -> ObjectRecords:
+        """Return the same records over the same store with another patience; see `retry.hasty`."""
+        return ObjectRecords(hasty(self._store, seconds))
 
     def create(self, key: str, record: Record) -> bool:
         """Write a record if the key is free.
@@ -72,3 +88,61 @@ class ObjectRecords:
     def delete(self, keys: Sequence[str]) -> None:
         """Delete exactly these keys."""
         self._store.delete(keys)
+
+
+def open_state(url: str | None, notices: ObjectStore) -> RecordStore | None:
+    """Open the database that keeps the state, or return None where none is named: then the store keeps it.
+
+    Args:
+        url: URL of the database.
+        notices: The store that the sidecars watch. They cannot reach a database, so each fence is also put there.
+
+    Raises:
+        ConfigurationError: The URL names no database that can keep state.
+    """
+    if url is None:
+        return None
+    from dagster_resilient.state.sql_store import open_records  # noqa: PLC0415 - a database loads only when it is used
+
+    return FencesNoticed(open_records(url), notices)
+
+
+class FencesNoticed:
+    """Records in a database, whose fences are also put into the object store.
+
+    The copy lets a sidecar stop its parent early. It decides nothing: every commit asks the database. So a copy that
+    cannot be written is no error.
+    """
+
+    def __init__(self, records: RecordStore, notices: ObjectStore) -> None:
+        self._records, self._notices = records, notices
+        self.url = records.url
+
+    def __repr__(self) -> str:
+        return repr(self._records)
+
+    def with_patience(self, seconds: float) -> FencesNoticed:
+        """Return the same with another patience; see `retry.hasty`."""
+        return FencesNoticed(hasty(self._records, seconds), self._notices)
+
+    def create(self, key: str, record: Record) -> bool:
+        """Write a record if the key is free."""
+        created = self._records.create(key, record)
+        if created and keys.is_fence_key(key):
+            try:
+                hasty(self._notices, _NOTICE_PATIENCE).put(key, record.to_bytes())
+            except StorageError as error:
+                _log.warning("The fence %s stands, but its sidecars cannot be told: %s", key, error)
+        return created
+
+    def get(self, key: str, kind: type[R]) -> R | None:
+        """Return a record, or None where there is none."""
+        return self._records.get(key, kind)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """Return what is under a prefix, in order of key."""
+        return self._records.list(prefix)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete exactly these keys."""
+        self._records.delete(keys)

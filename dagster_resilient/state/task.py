@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from dagster_resilient.errors import FencedError, OwnershipError, StoreUnavailableError, TaskHeldError
 from dagster_resilient.state.fences import read_fence
@@ -22,7 +22,7 @@ from dagster_resilient.state.owner import OwnerWatch, Verdict, local_verdict
 from dagster_resilient.state.records import CheckpointRef, Claim, Entry, Kind, Owner, ValueRef
 from dagster_resilient.state.store import ObjectRecords, RecordStore
 from dagster_resilient.storage import keys
-from dagster_resilient.storage.manifest import StoredObject
+from dagster_resilient.storage.manifest import ManifestRef, StoredObject
 from dagster_resilient.storage.object_store import ObjectStore
 
 _ATTEMPTS_KEPT = 256
@@ -51,6 +51,7 @@ class DurableTask:
         displaces_live: Whether a higher attempt takes the lease from a lower one that may still live. True where a host
             decides that a try is superseded (Dagster's retries and re-executions), False for scripts, where a second
             start may be a mistake.
+        records: Where the task's log is kept; by default beside the data.
     """
 
     store: ObjectStore
@@ -63,6 +64,7 @@ class DurableTask:
     progress: Callable[[dict[str, Any]], None] = lambda _fields: None
     fenced: Callable[[], str | None] = lambda: None
     displaces_live: bool = True
+    records: RecordStore = field(default=cast("RecordStore", None))
     sleep: Callable[[float], None] = time.sleep
     boottime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     _held: Entry | None = field(default=None, init=False)
@@ -70,8 +72,8 @@ class DurableTask:
     _generation: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.prefix = keys.task_prefix(self.asset, self.partition_key)
-        self.records: RecordStore = ObjectRecords(self.store)
+        self.records = self.records or ObjectRecords(self.store)
+        self.prefix = keys.task_prefix(self.asset, self.partition_key, "log")
         self.log = NumberedLog(self.records, self.prefix)
 
     def __str__(self) -> str:
@@ -102,8 +104,8 @@ class DurableTask:
 
     def data_prefix(self) -> str:
         """Return a prefix that no other write uses, for the objects of one value or checkpoint."""
-        generation = self._generation or 0
-        return f"{self.prefix}/data/g{generation:06d}-{uuid.uuid4().hex}"
+        name = keys.write_name(self._generation or 0, self.claim.attempt, self.claim.root)
+        return f"{keys.task_prefix(self.asset, self.partition_key, 'data')}/{name}"
 
     def check_fenced(self) -> None:
         """Raise `FencedError` if the heartbeat process has read a fence of this run. Costs no request."""
@@ -186,22 +188,27 @@ class DurableTask:
 
     # ---- lease-less writers
 
-    def commit_value(self, manifest: StoredObject) -> Entry:
+    def commit_value(self, manifest: ManifestRef, location: str | None = None) -> Entry:
         """Commit a materialization, whether or not a lease was held before.
+
+        Args:
+            manifest: The manifest, or the name of one that is written.
+            location: The `data_prefix` of its objects; None: where the named manifest lies.
 
         Raises:
             FencedError: This run is fenced, or a newer attempt or generation was here. The value is not visible.
         """
         value = ValueRef(
             manifest=manifest,
+            location=location or (manifest.key.rpartition("/")[0] if isinstance(manifest, StoredObject) else ""),
             series=self.claim.series,
             run_id=self.claim.run_id,
             attempt=self.claim.attempt,
             fingerprint=self.fingerprint,
         )
         for _ in range(_CONFLICTS):
-            head = self.log.head()
-            if head is not None and head.value == value:
+            head = self.log.head(prove_absence=False)
+            if head is not None and head.value is not None and head.value.to_bytes() == value.to_bytes():
                 # It landed, whatever an earlier reply said: to call that "fenced" would be false.
                 return head
             self._admit(head)
@@ -216,7 +223,7 @@ class DurableTask:
     # ---- the rules
 
     def _admitted_head(self) -> Entry | None:
-        head = self.log.head()
+        head = self.log.head(prove_absence=False)
         self._admit(head)
         return head
 
@@ -360,6 +367,6 @@ class DurableTask:
             self.log.trim(entry)
 
     def _too_many_conflicts(self) -> StoreUnavailableError:
-        where = f"{self.store.url}/{self.prefix}"
+        where = f"{self.records.url}/{self.prefix}"
         message = f"{self}: {_CONFLICTS} conflicting writes in a row under {where}; too many writers at once."
-        return StoreUnavailableError(message, store=self.store.url, key=self.prefix)
+        return StoreUnavailableError(message, store=self.records.url, key=self.prefix)

@@ -11,7 +11,9 @@ text then stands in the records under that key.
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Sequence
+from typing import Literal, cast
 from urllib.parse import unquote_to_bytes
 
 from blake3 import blake3
@@ -24,6 +26,8 @@ _EMPTY = "%_"
 _NO_PARTITION = "%-"
 _ASSET_CONTEXT = "dagster_resilient 2026 asset key"
 _PIECES = re.compile(r"%[0-9A-F]{2}|.")
+_TASK = re.compile(r"tasks/([^/]+)/(log|data|items)/([^/]+)/(.+)")
+_WRITE = re.compile(r"g(\d{6,})-a(\d{6,})-[0-9a-f]{32}-([^/]+)")
 _HASHED = re.compile(r"%~[0-9a-f]{32}$")
 
 
@@ -98,9 +102,42 @@ def decode_partition_segment(segment: str) -> tuple[bool, str | None]:
     return text is not None, text
 
 
-def task_prefix(asset: Sequence[str], partition_key: str | None) -> str:
-    """Return the prefix under which a task keeps its log, its items and its data."""
-    return f"tasks/{asset_segment(asset)}/{partition_segment(partition_key)}"
+TaskPart = Literal["log", "data", "items"]
+
+
+def asset_prefix(asset: Sequence[str]) -> str:
+    """Return the prefix of all that is kept of an asset."""
+    return f"tasks/{asset_segment(asset)}/"
+
+
+def task_prefix(asset: Sequence[str], partition_key: str | None, part: TaskPart) -> str:
+    """Return the prefix under which a task keeps its log, its data or its items.
+
+    The kind stands before the partition, so that one listing shows the logs of all partitions, and no data.
+    """
+    return f"{asset_prefix(asset)}{part}/{partition_segment(partition_key)}"
+
+
+def index_key(asset: Sequence[str]) -> str:
+    """Return the key of the folded index of an asset's logs."""
+    return f"{asset_prefix(asset)}index.json"
+
+
+def decode_task_key(key: str) -> tuple[str, TaskPart, str, str] | None:
+    """Split a key into asset segment, part, partition segment and rest; None for any other object."""
+    match = _TASK.fullmatch(key)
+    return None if match is None else (match[1], cast("TaskPart", match[2]), match[3], match[4])
+
+
+def write_name(generation: int, attempt: int, root: str) -> str:
+    """Return the name, unique for ever, of one write of one try: from it alone gc tells whether it was superseded."""
+    return f"g{generation:06d}-a{attempt:06d}-{uuid.uuid4().hex}-{encode_segment(root)}"
+
+
+def decode_write_name(name: str) -> tuple[int, int, str] | None:
+    """Return generation, attempt and the segment of the root of a write's name; None for any other name."""
+    match = _WRITE.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]), match[3])
 
 
 def numbered(n: int) -> str:
@@ -111,6 +148,11 @@ def numbered(n: int) -> str:
 def fence_key(run_id: str) -> str:
     """Return the key whose existence forbids a run to commit anything more."""
     return f"fences/{encode_segment(run_id)}.json"
+
+
+def is_fence_key(key: str) -> bool:
+    """Whether a key is one of `fence_key`."""
+    return key.startswith("fences/")
 
 
 def claim_prefix(root: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import tenacity
 
 from dagster_resilient.errors import ObjectExistsError, ObjectNotFoundError, StoreUnavailableError
+from dagster_resilient.storage.breaker import Breaker, CircuitOpenError, UndecidedError, Visit, breaker_of
 from dagster_resilient.storage.object_store import Buffer, ObjectInfo, ObjectStore, as_buffers
 
 T = TypeVar("T")
@@ -18,16 +19,40 @@ OUTAGE_PATIENCE = 900.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 
 
+def patiently(call: Callable[[], T], patience: float, breaker: Breaker | None = None) -> T:
+    """Call, and call again while the store is unavailable, for at most `patience` seconds; see `RetryingStore`.
+
+    The last try is made when the patience ends, not up to a longest wait before it.
+    """
+    spread = tenacity.wait_random_exponential(multiplier=_FIRST_WAIT, max=_LONGEST_WAIT)
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        return min(spread(state), max(0.0, patience - (state.seconds_since_start or 0.0)))
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(_may_pass), wait=wait, stop=tenacity.stop_after_delay(patience), reraise=True
+    )
+    return retrying(call) if breaker is None else retrying(Visit(breaker, patience), call)
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, StoreUnavailableError) and not isinstance(error, CircuitOpenError)
+
+
 class RetryingStore(ObjectStore):
     """A store that tries again while the one inside is unavailable, for at most `patience` seconds.
 
     Only `StoreUnavailableError` is retried: "permission denied" and "not found" do not change by asking again. The wait
     before retry n, counted from 0, is uniform in [0, min(5 s, 0.1 s x 2^n)] (full jitter: AWS Architecture Blog, 2015).
+
+    All stores on one place in a process share a circuit breaker, whatever their patience (see `breaker`). While it is
+    open a call waits for it, and counts that into its patience; one that has less patience than that fails at once.
     """
 
     def __init__(self, inner: ObjectStore, patience: float = DEFAULT_PATIENCE) -> None:
         self._inner = inner
         self._patience = patience
+        self._breaker = breaker_of(inner)
         self.url = inner.url
         self.is_shared = inner.is_shared
 
@@ -39,13 +64,7 @@ class RetryingStore(ObjectStore):
         return RetryingStore(self._inner, seconds)
 
     def _retry(self, call: Callable[[], T]) -> T:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(StoreUnavailableError),
-            wait=tenacity.wait_random_exponential(multiplier=_FIRST_WAIT, max=_LONGEST_WAIT),
-            stop=tenacity.stop_before_delay(self._patience),
-            reraise=True,
-        )
-        return retrying(call)
+        return patiently(call, self._patience, self._breaker)
 
     def get(self, key: str) -> bytes:
         """Return the whole object."""
@@ -74,7 +93,7 @@ class RetryingStore(ObjectStore):
             except ObjectNotFoundError:
                 # S3 answers 409 while another conditional write of this key is under way: nobody has won yet.
                 message = f"A concurrent create of {self.url}/{key} has not been decided."
-                raise StoreUnavailableError(message, store=self.url, key=key) from refused
+                raise UndecidedError(message, store=self.url, key=key) from refused
             if stored != body:
                 raise
 
@@ -96,7 +115,10 @@ class RetryingStore(ObjectStore):
         return self._inner.sidecar_config()
 
 
-def hasty(store: ObjectStore, seconds: float) -> ObjectStore:
-    """Return the same store with that much patience, if it has any: for calls whose caller has better things to do."""
-    with_patience: Callable[[float], ObjectStore] | None = getattr(store, "with_patience", None)
-    return store if with_patience is None else with_patience(seconds)
+def hasty(patient: T, seconds: float) -> T:
+    """Return the same store or records with that much patience, if they have any.
+
+    For calls whose caller has better things to do, or the opposite.
+    """
+    with_patience: Callable[[float], T] | None = getattr(patient, "with_patience", None)
+    return patient if with_patience is None else with_patience(seconds)

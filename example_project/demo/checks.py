@@ -20,7 +20,7 @@ from example_project.demo.cluster import DemoError
 
 def history(store: ObjectStore, asset: str, partition: str | None = None) -> list[Entry]:
     """Return the log of an asset partition, oldest entry first."""
-    return NumberedLog(ObjectRecords(store), keys.task_prefix((asset,), partition)).history()
+    return NumberedLog(ObjectRecords(store), keys.task_prefix((asset,), partition, "log")).history()
 
 
 def committed(store: ObjectStore, asset: str, partitions: Iterable[str]) -> list[str]:

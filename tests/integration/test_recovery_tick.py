@@ -78,7 +78,7 @@ class World:
         claim = claim_attempt(self.records, root=root, run_id=run.run_id, series=series or root)
         owner = this_process(claim, heartbeat=None, interval=1, ttl=5)
         for partition in partitions:
-            attempt = Attempt(self.store, claim, owner, None)
+            attempt = Attempt(self.store, claim, owner, None, self.records)
             fingerprint = None if asset == "effect" else "code:1"
             store_value(attempt.durable((asset,), partition, fingerprint), 1)
 
@@ -168,7 +168,7 @@ def test_a_recorded_but_absent_object_is_missing(world):
     """A value whose object was deleted is computed again."""
     run = world.a_run()
     world.commit(run, "base", *"abcdef")
-    gone = [info.key for info in world.store.list("tasks/base/c/data/")]
+    gone = [info.key for info in world.store.list("tasks/base/data/c/")]
     world.store.delete(gone)
     world.tick()
     (child,) = world.children(run)

@@ -149,7 +149,7 @@ class Cast:
 
 
 def _log(actor: Actor) -> NumberedLog:
-    return NumberedLog(ObjectRecords(actor.store), keys.task_prefix(ASSET, None))
+    return NumberedLog(ObjectRecords(actor.store), keys.task_prefix(ASSET, None, "log"))
 
 
 def _claim(actor: Actor, role: Role) -> Claim:

@@ -17,7 +17,7 @@ class FenceFirst(DurableTask):
         super().__post_init__()
         head = self.log.head
 
-        def read() -> Entry | None:
+        def read(**_: Any) -> Entry | None:
             self.seen = read_fence(self.records, self.claim.run_id)
             return head()
 

@@ -12,7 +12,7 @@ from scheduler import Actor, Request, Violation, World
 
 from dagster_resilient.state.records import Entry, ValueRef
 
-_LOG = re.compile(r"tasks/.*/log/(\d{10})\.json")
+_LOG = re.compile(r"tasks/.*/log/[^/]+/(\d{10})\.json")
 
 
 class Oracle:
@@ -59,7 +59,7 @@ class Oracle:
         self._look(request.key.rsplit("/", 1)[0])
 
     def _entry(self, n: int, key: str) -> Entry:
-        entry = Entry.model_validate_json(self._world.objects[key][0])
+        entry: Entry = Entry.from_bytes(self._world.objects[key][0], key)
         assert entry.n == n
         return entry
 

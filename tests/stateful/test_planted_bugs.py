@@ -51,7 +51,7 @@ def test_walking_forward_from_a_known_number_is_found(expect: Expect) -> None:
     """
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(NumberedLog, "head", lambda log: _walk(log, None))
+        patch.setattr(NumberedLog, "head", lambda log, **_: _walk(log, None))
         patch.setattr(NumberedLog, "stands", lambda log, entry: _walk(log, entry) == entry)
 
     roles = {
@@ -68,7 +68,7 @@ def test_an_empty_listing_that_is_believed_by_readers_is_found(expect: Expect) -
     A writer that believes it is covered: it would create entry 1, which is kept for ever.
     """
 
-    def head(log: NumberedLog) -> Entry | None:
+    def head(log: NumberedLog, **_: Any) -> Entry | None:
         return log.get(newest) if (newest := max(log.numbers(), default=0)) else None
 
     roles = {

@@ -105,9 +105,9 @@ ADDRESSING = {
 @pytest.mark.parametrize("texts", ADDRESSING.values(), ids=ADDRESSING.keys())
 def test_partition_keys_known_to_collide_elsewhere_do_not(texts: list[str]) -> None:
     """Keys that other storage layouts merge, nest or lose each have one place of their own, below the task prefix."""
-    prefixes = [keys.task_prefix(["asset"], text) for text in texts]
+    prefixes = [keys.task_prefix(["asset"], text, "log") for text in texts]
     assert len({prefix.lower() for prefix in prefixes}) == len(texts)
-    assert all(check_key(prefix).startswith("tasks/asset/") and prefix.count("/") == 2 for prefix in prefixes)
+    assert all(check_key(prefix).startswith("tasks/asset/") and prefix.count("/") == 3 for prefix in prefixes)
     assert not [(a, b) for a in prefixes for b in prefixes if a != b and b.startswith(a + "/")]
 
 
@@ -132,7 +132,9 @@ def test_a_multi_partition_key_and_its_plain_text_are_one_place() -> None:
 
 def test_an_asset_key_and_a_longer_one_do_not_nest() -> None:
     """A task of asset `x` and one of `x/y`, partitioned or not, have prefixes of which none is inside another (A08)."""
-    prefixes = [keys.task_prefix(*task) for task in ([["x"], None], [["x", "y"], None], [["x"], "y"], [["x"], "a"])]
+    prefixes = [
+        keys.task_prefix(*task, "data") for task in ([["x"], None], [["x", "y"], None], [["x"], "y"], [["x"], "a"])
+    ]
     assert not [(a, b) for a in prefixes for b in prefixes if a != b and b.startswith(a + "/")]
 
 

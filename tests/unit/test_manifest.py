@@ -26,15 +26,22 @@ from dagster_resilient.storage.manifest import (
     Record,
     StoredObject,
     get_object,
+    named_manifest,
     objects_present,
     put_object,
     read_manifest,
     write_manifest,
+    write_objects,
 )
 from dagster_resilient.storage.object_store import ObjectStore, open_store
 from dagster_resilient.testing import Fault, FaultStore
 
 PARTS = {"part-0": [b"abc", bytearray(b"def")], "part-1": [], "weights": [memoryview(np.arange(4, dtype="f4"))]}
+
+
+def write(store: ObjectStore, prefix: str, parts: Any, meta: Any = None) -> StoredObject:
+    """Write objects and their manifest."""
+    return write_manifest(store, prefix, write_objects(store, prefix, "test/1", parts, meta or {}))
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def memory() -> ObjectStore:
 
 def test_a_value_comes_back_through_its_manifest(store: ObjectStore) -> None:
     """Objects, sizes, codec and meta are what was given; the name of the manifest is all that is needed."""
-    named = write_manifest(store, "v/1", "test/1", PARTS, {"shape": [2, 2], "none": None})
+    named = write(store, "v/1", PARTS, {"shape": [2, 2], "none": None})
     manifest = read_manifest(store, named)
     assert (manifest.codec, manifest.meta) == ("test/1", {"shape": [2, 2], "none": None})
     loaded = {role: get_object(store, stored) for role, stored in manifest.objects.items()}
@@ -57,7 +64,7 @@ def test_a_value_comes_back_through_its_manifest(store: ObjectStore) -> None:
 def test_the_manifest_is_written_last(memory: ObjectStore) -> None:
     """Each object is written and its size asked back before the manifest that lists it."""
     store = FaultStore(memory)
-    write_manifest(store, "v/1", "test/1", PARTS, {})
+    write(store, "v/1", PARTS)
     keys = [operation.key for operation in store.operations]
     assert keys[-2:] == ["v/1/manifest.json"] * 2
     assert [operation.verb for operation in store.operations] == ["put", "head"] * 4
@@ -67,9 +74,9 @@ def test_the_manifest_is_written_last(memory: ObjectStore) -> None:
 @pytest.mark.parametrize("kind", ["fail", "torn", "lose_reply", "no_space"])
 def test_a_write_that_breaks_off_names_nothing(memory: ObjectStore, number: int, kind: Any) -> None:
     """Whichever operation fails: the writer gets an error, and the version before loads as it was."""
-    before = write_manifest(memory, "v/1", "test/1", PARTS, {})
+    before = write(memory, "v/1", PARTS)
     with pytest.raises(OSError, match="Could not"):
-        write_manifest(FaultStore(memory, {number: Fault(kind)}), "v/2", "test/1", PARTS, {})
+        write(FaultStore(memory, {number: Fault(kind)}), "v/2", PARTS)
     assert get_object(memory, read_manifest(memory, before).objects["part-0"]) == b"abcdef"
 
 
@@ -81,7 +88,7 @@ def test_a_write_that_breaks_off_names_nothing(memory: ObjectStore, number: int,
 @pytest.mark.parametrize("what", ["object", "manifest"])
 def test_damage_is_an_error_that_names_the_object(memory: ObjectStore, damage: bytes | None, what: str) -> None:
     """Nothing that differs by a single bit is ever returned; absent is damage too."""
-    named = write_manifest(memory, "v/1", "test/1", {"part-0": [b"abcdef"]}, {})
+    named = write(memory, "v/1", {"part-0": [b"abcdef"]})
     stored = read_manifest(memory, named).objects["part-0"]
     broken = stored if what == "object" else named
     if damage is None:
@@ -95,7 +102,7 @@ def test_damage_is_an_error_that_names_the_object(memory: ObjectStore, damage: b
 def test_presence_is_judged_by_names_and_sizes(memory: ObjectStore) -> None:
     """A missing or shortened object means "not present"; so does a missing or damaged manifest."""
     for n, key in enumerate(["part-0", "manifest.json"]):
-        named = write_manifest(memory, f"v/{n}", "test/1", PARTS, {})
+        named = write(memory, f"v/{n}", PARTS)
         memory.put(f"v/{n}/{key}", b"abc")
         assert not objects_present(memory, named)
         memory.delete([f"v/{n}/{key}"])
@@ -105,7 +112,7 @@ def test_presence_is_judged_by_names_and_sizes(memory: ObjectStore) -> None:
 @pytest.mark.parametrize("error", [StoreUnavailableError, StoragePermissionError])
 def test_a_store_that_does_not_answer_is_not_absence(memory: ObjectStore, error: type[Exception]) -> None:
     """Present or not: that is not answered by guessing, the error reaches the caller."""
-    named = write_manifest(memory, "v/1", "test/1", PARTS, {})
+    named = write(memory, "v/1", PARTS)
 
     def plan(number: int, operation: Any) -> None:
         raise error("no answer")
@@ -129,7 +136,7 @@ def test_a_store_that_kept_less_than_was_written_is_found_out(memory: ObjectStor
 def test_an_object_may_not_take_the_name_of_the_manifest(memory: ObjectStore) -> None:
     """It would be overwritten; nothing is written."""
     with pytest.raises(ConfigurationError, match="test/1"):
-        write_manifest(memory, "v/1", "test/1", {"manifest.json": [b"1"]}, {})
+        write(memory, "v/1", {"manifest.json": [b"1"]})
     assert list(memory.list("")) == []
 
 
@@ -201,6 +208,26 @@ def test_what_is_no_such_record_is_an_integrity_error(raw: bytes) -> None:
     """Torn, foreign, of another kind, a pickle: the message names the object and the kind that was expected."""
     with pytest.raises(IntegrityError, match=r"memory://x/k is not a valid Sample"):
         Sample.from_bytes(raw, "memory://x/k")
+
+
+def test_a_changed_record_is_refused() -> None:
+    """One flipped bit in a value is found by the seal, where the JSON would still be valid."""
+    raw = Sample(name="a", number=1.0).to_bytes()
+    for changed in (raw.replace(b"1.0", b"3.0"), raw.replace(b'"a"', b'"b"'), b"{" + raw.split(b",", 1)[1]):
+        with pytest.raises(IntegrityError, match=r"memory://x/k is not a valid Sample.*seal"):
+            Sample.from_bytes(changed, "memory://x/k")
+
+
+def test_a_small_manifest_stands_in_the_entry_and_a_large_one_is_named(memory: ObjectStore) -> None:
+    """Both are read the same way; only the large one costs an object."""
+    for size in (10, 10_000):
+        prefix = f"v/{size}"
+        manifest = write_objects(memory, prefix, "test/1", PARTS, {"text": "x" * size})
+        named = named_manifest(memory, prefix, manifest)
+        assert read_manifest(memory, named) == manifest
+        assert objects_present(memory, named)
+        names = {info.key.rsplit("/", 1)[1] for info in memory.list(prefix + "/")}
+        assert names == {*PARTS} | ({"manifest.json"} if size > 4096 else set())
 
 
 def test_a_stored_object_is_what_a_log_entry_names() -> None:
