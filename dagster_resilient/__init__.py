@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dagster_resilient.recovery import RecoveryPolicy as RecoveryPolicy
     from dagster_resilient.resources import ResilientResource as ResilientResource
     from dagster_resilient.sensors import build_recovery_sensor as build_recovery_sensor
+    from dagster_resilient.state.garbage import collect_garbage as collect_garbage
+    from dagster_resilient.state.retire import retire_task as retire_task
     from dagster_resilient.storage.object_store import open_store as open_store
     from dagster_resilient.task import Part as Part
     from dagster_resilient.task import Task as Task
@@ -30,9 +32,11 @@ _HOMES = {
     "ResilientResource": "resources",
     "Task": "task",
     "build_recovery_sensor": "sensors",
+    "collect_garbage": "state.garbage",
     "open_store": "storage.object_store",
     "open_task": "task",
     "resilient_executor": "executor",
+    "retire_task": "state.retire",
 }
 
 __all__ = [  # noqa: PLE0604 - names only, computed from the table above

@@ -95,4 +95,9 @@ def store_now(store: ObjectStore, name: str) -> datetime:
     """
     key = f"probes/{keys.encode_segment(name)}.json"
     store.put(key, b"{}")
-    return store.head(key).last_modified
+    try:
+        return store.head(key).last_modified
+    except ObjectNotFoundError:
+        # Garbage collection had listed the old one, and deletes only then: it will not see the next one as old.
+        store.put(key, b"{}")
+        return store.head(key).last_modified

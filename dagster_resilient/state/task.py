@@ -29,6 +29,7 @@ _ATTEMPTS_KEPT = 256
 _SERIES_KEPT = 20
 _TRIM_EVERY = 64
 _CONFLICTS = 200
+_OF_OTHERS = {"value", "collect"}  # entries that a process without the lease may write while it is held
 # A leased commit needs no LIST behind it, unless so much time passed since its parent was read (machine asleep) that
 # the entry after the parent may have been trimmed. Half of what `log.KEEP_FOR` grants.
 _FRESH_SECONDS = 1800.0
@@ -300,7 +301,7 @@ class DurableTask:
             if head is not None and holds(head):
                 # It landed, whatever the reply said, and the head carries it on: to call that "fenced" would be false.
                 # Only an entry of our own is built upon. Behind one of others, the next commit conflicts and is judged.
-                if self._is_my_lease(head, entry) and head.kind != "value":
+                if self._is_my_lease(head, entry) and head.kind not in _OF_OTHERS:
                     self._hold(head, sent_at)
                 return head
             parent = self._rebased(head, entry)

@@ -160,6 +160,11 @@ def claim_prefix(root: str) -> str:
     return f"lineage/{encode_segment(root)}/"
 
 
+def claim_key(root_segment: str, attempt: int) -> str:
+    """Return the key of one try of a lineage, by the segment of its root."""
+    return f"lineage/{root_segment}/{numbered(attempt)}.json"
+
+
 def live_prefix(run_id: str | None = None) -> str:
     """Return the prefix of all heartbeats, or of one run's."""
     return "live/" if run_id is None else f"live/{encode_segment(run_id)}/"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 from oracle import Oracle
@@ -11,12 +12,14 @@ from scheduler import Actor, GivenUpError, World
 
 from dagster_resilient.errors import FencedError
 from dagster_resilient.state.fences import claim_attempt, fence_run
+from dagster_resilient.state.garbage import Collector
 from dagster_resilient.state.log import NumberedLog
 from dagster_resilient.state.records import Claim, Entry, Owner
+from dagster_resilient.state.retire import retire
 from dagster_resilient.state.store import ObjectRecords
 from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage import keys
-from dagster_resilient.storage.manifest import StoredObject
+from dagster_resilient.storage.manifest import Manifest, StoredObject, write_manifest
 
 T = TypeVar("T")
 KEEP_ALL = 100
@@ -44,11 +47,12 @@ class Role:
 class Cast:
     """The actors of one example, with the oracle that watches them."""
 
-    def __init__(self, roles: dict[str, Role], *, retires: bool = False) -> None:
+    def __init__(self, roles: dict[str, Role], *, retires: bool = False, data: bool = False) -> None:
         self.world = World()
         self.roles = roles
+        self.data, self.keep = data, 1 if data else KEEP_ALL
         roots, runs = {n: r.root for n, r in roles.items()}, {n: r.run for n, r in roles.items()}
-        self.oracle = Oracle(self.world, roots, runs, retires=retires)
+        self.oracle = Oracle(self.world, roots, runs, retires=retires, keep=1 if data else None)
         self._launches: set[str] = set()
         for name in roles:
             self._add(name)
@@ -86,18 +90,18 @@ class Cast:
 
     def save(self, actor: Actor, task: DurableTask, step: int) -> None:
         """Commit a checkpoint, again where the store does not answer."""
-        stored = _manifest(actor, step)
+        stored = self._written(actor, task, step)
 
         def holds() -> bool:
             head = self.oracle.head
             return head is not None and stored in {c.manifest for c in head.checkpoints}
 
-        self._call(actor, lambda: task.commit_checkpoint(step, stored, KEEP_ALL), holds)
+        self._call(actor, lambda: task.commit_checkpoint(step, stored, self.keep), holds)
         self.oracle.saved(actor, stored.key)
 
     def publish(self, actor: Actor, task: DurableTask, number: int) -> None:
         """Commit a value."""
-        stored = _manifest(actor, number)
+        stored = self._written(actor, task, number)
 
         def holds() -> bool:
             head = self.oracle.head
@@ -140,6 +144,25 @@ class Cast:
         records = ObjectRecords(actor.store)
         self._call(actor, lambda: fence_run(records, run, reason="lost.", failure_class="lost", by=actor.name))
 
+    def _written(self, actor: Actor, task: DurableTask, number: int) -> StoredObject:
+        """Return the name of a manifest; where objects are played too, write it first, as every writer does."""
+        if not self.data:
+            return StoredObject(key=f"{actor.name}.{number}", size=1, blake3="00")
+        return write_manifest(actor.store, task.data_prefix(), Manifest(codec=f"{actor.name}.{number}", objects={}))
+
+    def collect(self, actor: Actor) -> None:
+        """Collect garbage with no grace at all: the proofs alone must protect what is alive."""
+
+        def run() -> None:
+            Collector(actor.store, grace=timedelta(0), dry_run=False, now=lambda: self.world.now, workers=1).run()
+
+        self._call(actor, run)
+
+    def retire(self, actor: Actor) -> None:
+        """Give the task up, whoever holds it."""
+        records = ObjectRecords(actor.store)
+        self._call(actor, lambda: retire(records, ASSET, None, by=actor.name, force=True))
+
     def trim(self, actor: Actor) -> None:
         """Delete what no process can need any more."""
         log = _log(actor)
@@ -175,10 +198,6 @@ def _task(world: World, actor: Actor, claim: Claim) -> DurableTask:
 
 def _no_sleep(seconds: float) -> None:
     raise AssertionError(f"Nobody waits in this model, but somebody wants to sleep {seconds} s.")
-
-
-def _manifest(actor: Actor, number: int) -> StoredObject:
-    return StoredObject(key=f"{actor.name}.{number}", size=1, blake3="00")
 
 
 # ---- scripts
@@ -241,5 +260,24 @@ def reader(times: int) -> Callable[[Cast, Actor], None]:
     def play(cast: Cast, actor: Actor) -> None:
         for _ in range(times):
             cast.read(actor)
+
+    return play
+
+
+def collector(times: int) -> Callable[[Cast, Actor], None]:
+    """Collects garbage; stopped in the middle, it is a zombie that deletes much later what it once judged."""
+
+    def play(cast: Cast, actor: Actor) -> None:
+        for _ in range(times):
+            cast.collect(actor)
+
+    return play
+
+
+def retirer() -> Callable[[Cast, Actor], None]:
+    """Retires the task."""
+
+    def play(cast: Cast, actor: Actor) -> None:
+        cast.retire(actor)
 
     return play

@@ -16,6 +16,7 @@ import pytest
 from actors import Cast, Role
 from scheduler import CREATE_FAULTS, Actor, Fault, Request, Violation, World
 
+from dagster_resilient.state import garbage as garbage_module
 from dagster_resilient.state import log as log_module
 from dagster_resilient.state import task as task_module
 from dagster_resilient.state.owner import Verdict
@@ -50,6 +51,7 @@ class Scenario:
         prelude: Moves that come first, where a bug needs a long story.
         retires: Whether the log may vanish as a whole: an abandoned task was deleted.
         length: Moves to draw.
+        data: Whether the objects that entries refer to are written and deleted too.
     """
 
     roles: dict[str, Role]
@@ -60,6 +62,7 @@ class Scenario:
     prelude: tuple[Move, ...] = ()
     retires: bool = False
     length: int = 8
+    data: bool = False
 
 
 class Move(Protocol):
@@ -196,7 +199,7 @@ class Game:
 
     def __init__(self, scenario: Scenario, names: Sequence[str]) -> None:
         self.scenario = scenario
-        self.cast = Cast({name: scenario.roles[name] for name in names}, retires=scenario.retires)
+        self.cast = Cast({name: scenario.roles[name] for name in names}, retires=scenario.retires, data=scenario.data)
         self._faults_left = _FAULTS_AT_MOST
         self._empty_left = _EMPTY_LISTINGS_AT_MOST
 
@@ -269,13 +272,15 @@ class Game:
 
 def _is_stop(waits: Request, kind: str) -> bool:
     """Whether a request is of a kind. The claims are left out: nothing in them depends on others."""
-    return kind == {"PUT": "CREATE"}.get(waits.verb, waits.verb) and not waits.key.startswith("lineage/")
+    return kind == {"PUT": "CREATE", "HEAD": "GET"}.get(waits.verb, waits.verb) and not waits.key.startswith("lineage/")
 
 
 def set_stage(patch: pytest.MonkeyPatch, scenario: Scenario) -> None:
     """Let logs of five entries meet what else needs fifty, and let everybody believe that every owner is dead."""
     patch.setattr(log_module, "KEEP_ENTRIES", 1)
     patch.setattr(task_module, "local_verdict", lambda owner: Verdict.DEAD)
+    patch.setattr(garbage_module, "SHORTEST_GRACE", timedelta(0))
+    patch.setattr(garbage_module, "_READERS_GRACE", timedelta(0))
     if not scenario.timed:
         patch.setattr(log_module, "KEEP_FOR", timedelta(0))
         patch.setattr(task_module, "_FRESH_SECONDS", float("inf"))

@@ -11,7 +11,9 @@ import re
 from scheduler import Actor, Request, Violation, World
 
 from dagster_resilient.state.records import Entry, ValueRef
+from dagster_resilient.storage.manifest import StoredObject
 
+_DATA = re.compile(r"tasks/[^/]+/data/.+")
 _LOG = re.compile(r"tasks/.*/log/[^/]+/(\d{10})\.json")
 
 
@@ -24,11 +26,24 @@ class Oracle:
         done_by: Actors whose "complete" is in the head.
     """
 
-    def __init__(self, world: World, roots: dict[str, str], runs: dict[str, str], *, retires: bool) -> None:
+    def __init__(
+        self, world: World, roots: dict[str, str], runs: dict[str, str], *, retires: bool, keep: int | None = None
+    ) -> None:
+        """Watch a world.
+
+        Args:
+            world: The world.
+            roots: Lineages of the actors.
+            runs: Runs of the actors.
+            retires: Whether the log may vanish as a whole.
+            keep: How many checkpoints a commit retains, where their objects are played too; None: all, and no objects.
+        """
         self.head: Entry | None = None
         self.launched: dict[str, set[str]] = {}
         self.done_by: set[str] = set()
         self._world, self._roots, self._runs, self._retires = world, roots, runs, retires
+        self._keep = keep
+        self._given_up = False  # the head's owner was given up by a tombstone
         self._numbers: set[int] = set()
         self._writer: dict[str, str] = {}  # op -> name of the actor
         self._heads: set[str] = set()  # ops that were the head once
@@ -46,6 +61,8 @@ class Oracle:
 
     def follow(self, request: Request) -> None:
         """Look at what an operation did. Called after each effect, also of requests that arrive late."""
+        if request.verb == "DELETE" and _DATA.fullmatch(request.key):
+            self._check_there()
         match = _LOG.fullmatch(request.key)
         if match is None or request.verb in {"GET", "LIST"}:
             return
@@ -77,6 +94,17 @@ class Oracle:
         self._check_writer(self._writer[now.op])
         self._check_kept(before, now)
         self._heads.add(now.op)
+        self._check_there()
+
+    def _check_there(self) -> None:
+        """What the head refers to exists, now and for as long as it is the head."""
+        if self._keep is None or self.head is None:
+            return
+        value = self.head.value
+        named = [c.manifest.key for c in self.head.checkpoints] + ([_name(value)] if value else [])
+        for key in named:
+            if key not in self._world.objects:
+                self._broken("dangling", f"the head {self.head.n} refers to {key}, which does not exist")
 
     def _retired(self) -> None:
         """All that the task held was given up on purpose, or by mistake. What comes after must still be kept."""
@@ -116,16 +144,25 @@ class Oracle:
             self._excused |= gone
             self.done_by.clear()
             self._done.discard(before.series or "")
+        if self._given_up and now.kind in {"checkpoint", "complete", "release"}:
+            self._broken("given up", f"{self._writer[now.op]} goes on behind a tombstone without a new lease")
+        self._given_up = now.kind == "retire" or (self._given_up and now.kind != "acquire")
+        if now.kind == "retire":
+            self._excused |= gone
+            self.done_by.clear()
+            self._done.clear()
+        if now.kind == "checkpoint" and self._keep is not None and len(now.checkpoints) == self._keep:
+            self._excused |= gone
         for key in self._acked.keys() - kept - self._excused:
             self._broken("lost", f"checkpoint {key}, acknowledged to {self._acked[key]}, is not in the head {now.n}")
-        if before is not None and before.value != now.value and now.kind != "value":
+        if before is not None and before.value != now.value and now.kind not in {"value", "retire"}:
             self._broken("lost", f"the visible value {_name(before.value)} is gone from the head {now.n}, a {now.kind}")
         if now.series in self._done and not now.training_done:
             self._broken("lost", f"the completion of series {now.series} is gone from the head {now.n}")
         if now.kind == "complete":
             self.done_by.add(self._writer[now.op])
         if now.value is not None:
-            self._values.add(now.value.manifest.key)
+            self._values.add(_name(now.value))
 
     # ---- what actors were told
 
@@ -177,4 +214,7 @@ class Oracle:
 
 
 def _name(value: ValueRef | None) -> str:
-    return value.manifest.key if value else "(none)"
+    if value is None:
+        return "(none)"
+    assert isinstance(value.manifest, StoredObject)
+    return value.manifest.key

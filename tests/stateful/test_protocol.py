@@ -6,6 +6,7 @@ Whatever the order, the crashes, the late requests and lost replies:
 - the head's number and generation never go back, and no two owners were told that they own one generation;
 - an older try of a lineage never follows a newer one, nor a fenced run its successor;
 - nobody is told "fenced" for what the head holds; nobody reads less than what was there;
+- what the head refers to exists, whatever garbage collection deletes;
 - every call ends within a bounded number of operations, and none gives up unless the store did not answer.
 
 RESILIENT_SOAK=1 plays thousands of examples.
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
-from actors import Role, publisher, reader, sensor, trainer, trimmer
+from actors import Role, collector, publisher, reader, retirer, sensor, trainer, trimmer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moves import Game, Move, Scenario, draw_move, draw_names, search, set_stage
@@ -66,12 +67,25 @@ MIXED = {
     "trimmer": Role("G1", "g1", trimmer(5)),
     "reader": Role("D", "d", reader(2)),
 }
+GARBAGE = {
+    "owner": Role("R1", "a", trainer(2)),
+    "zombie": Role("R1", "a", publisher()),
+    "taker": Role("R2", "a", trainer(1), after="+owner"),
+    "stranger": Role("Q", "q", publisher(2)),
+    "collector": Role("C1", "c1", collector(3)),
+    "second collector": Role("C2", "c2", collector(1)),
+    "retirer": Role("T", "t", retirer()),
+    "trimmer": Role("G1", "g1", trimmer(3)),
+    "reader": Role("D", "d", reader(2)),
+}
 SCENARIOS = {
     "leases alone, entries trimmed at once": Scenario(LEASES, timed=False, drawn=5),
     "leases alone": Scenario(LEASES, drawn=5),
     "tries of one lineage": Scenario(VALUES, drawn=5),
     "fences and successors": Scenario(FENCED, drawn=5),
     "leases and values": Scenario(MIXED, drawn=4),
+    "garbage": Scenario(GARBAGE, drawn=4, data=True),
+    "garbage in a crowd": Scenario(GARBAGE | {"sensor": Role("S1", "s1", sensor("R1"))}, length=14, data=True),
     "crowd": Scenario(FENCED | MIXED | VALUES | {"late owner": Role("R1", "a", trainer(1))}, length=14),
 }
 
