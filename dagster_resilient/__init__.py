@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dagster_resilient.resources import ResilientResource as ResilientResource
     from dagster_resilient.sensors import build_recovery_sensor as build_recovery_sensor
     from dagster_resilient.state.garbage import collect_garbage as collect_garbage
+    from dagster_resilient.state.history import list_tasks as list_tasks
+    from dagster_resilient.state.history import task_history as task_history
     from dagster_resilient.state.retire import retire_task as retire_task
     from dagster_resilient.storage.object_store import open_store as open_store
     from dagster_resilient.task import Part as Part
@@ -33,10 +35,12 @@ _HOMES = {
     "Task": "task",
     "build_recovery_sensor": "sensors",
     "collect_garbage": "state.garbage",
+    "list_tasks": "state.history",
     "open_store": "storage.object_store",
     "open_task": "task",
     "resilient_executor": "executor",
     "retire_task": "state.retire",
+    "task_history": "state.history",
 }
 
 __all__ = [  # noqa: PLE0604 - names only, computed from the table above
