@@ -184,8 +184,9 @@ class Collector:
         self.report.garbage.extend(found)
 
     def _keep(self, why: Doubt, count: int) -> None:
-        with self._counting:
-            self.report.kept[why] += count
+        if count:
+            with self._counting:
+                self.report.kept[why] += count
 
     # ---- writes
 

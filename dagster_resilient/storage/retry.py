@@ -7,9 +7,14 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from dagster_resilient.errors import ObjectExistsError, ObjectNotFoundError, StoreUnavailableError
+from dagster_resilient.errors import (
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+    VersionConflictError,
+)
 from dagster_resilient.storage.breaker import Breaker, CircuitOpenError, UndecidedError, Visit, breaker_of
-from dagster_resilient.storage.object_store import Buffer, ObjectInfo, ObjectStore, as_buffers
+from dagster_resilient.storage.object_store import Buffer, Leftover, ObjectInfo, ObjectStore, as_buffers
 
 T = TypeVar("T")
 
@@ -55,6 +60,8 @@ class RetryingStore(ObjectStore):
         self._breaker = breaker_of(inner)
         self.url = inner.url
         self.is_shared = inner.is_shared
+        self.checks_bodies = inner.checks_bodies
+        self.replaces = inner.replaces
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -73,6 +80,10 @@ class RetryingStore(ObjectStore):
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of each range."""
         return self._retry(lambda: self._inner.get_ranges(key, ranges))
+
+    def get_into(self, key: str, buffer: bytearray | memoryview, start: int = 0) -> None:
+        """Fill a buffer, from its beginning again where the store is unavailable."""
+        self._retry(lambda: self._inner.get_into(key, buffer, start))
 
     def put(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
         """Write an object, again and again from the same buffers where the store is unavailable."""
@@ -97,6 +108,28 @@ class RetryingStore(ObjectStore):
             if stored != body:
                 raise
 
+    def replace(self, key: str, buffers: Buffer | Iterable[Buffer], version: str) -> str:
+        """Replace once. A refusal by an object that equals ours means that our own reply was lost: that is success."""
+        whole = as_buffers(buffers)
+        return self._retry(lambda: self._replace_once(key, whole, version))
+
+    def _replace_once(self, key: str, views: Sequence[memoryview], version: str) -> str:
+        try:
+            return self._inner.replace(key, views, version)
+        except VersionConflictError:
+            # The version first: if another writer comes between the two, the caller's next replace meets a conflict.
+            ours = self._version_of(key, b"".join(views))
+            if ours is None:
+                raise
+            return ours
+
+    def _version_of(self, key: str, body: bytes) -> str | None:
+        try:
+            info = self._inner.head(key)
+            return info.version if self._inner.get(key) == body else None
+        except ObjectNotFoundError:
+            return None
+
     def head(self, key: str) -> ObjectInfo:
         """Return size and time."""
         return self._retry(lambda: self._inner.head(key))
@@ -109,6 +142,14 @@ class RetryingStore(ObjectStore):
         """Delete exactly these keys. A second try meets keys that are gone already, which is no error."""
         doomed = list(keys)
         self._retry(lambda: self._inner.delete(doomed))
+
+    def leftovers(self) -> Iterator[Leftover]:
+        """Collect before yielding, as `list` does."""
+        return iter(self._retry(lambda: [*self._inner.leftovers()]))
+
+    def discard(self, leftover: Leftover) -> None:
+        """Remove a leftover. A second try meets one that is gone already, which is no error."""
+        self._retry(lambda: self._inner.discard(leftover))
 
     def sidecar_config(self) -> Mapping[str, Any]:
         """Return what the store inside returns."""

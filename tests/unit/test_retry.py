@@ -39,6 +39,11 @@ def memory() -> MemoryObjectStore:
     return MemoryObjectStore(uuid.uuid4().hex)
 
 
+def dead(memory: MemoryObjectStore) -> FaultStore:
+    """A store that never answers, with a circuit breaker of its own."""
+    return FaultStore(memory, lambda _number, _operation: Fault("fail"))
+
+
 def calls_of(store: RetryingStore) -> list[Callable[[], Any]]:
     """Every operation of a store once."""
     return [
@@ -62,40 +67,48 @@ def test_every_operation_survives_one_lost_request(memory: MemoryObjectStore, cl
 
 
 def test_patience_ends(memory: MemoryObjectStore, clock: FakeClock) -> None:
-    """A store that stays away is given up within the patience, with the last error; each wait is at most 5 s."""
-    faulty = FaultStore(memory, lambda _number, _operation: Fault("fail"))
-    for call in calls_of(RetryingStore(faulty)):
+    """A store that stays away is given up when the patience ends, with the last error; each wait is at most 5 s."""
+    for number in range(len(calls_of(RetryingStore(memory)))):
+        call = calls_of(RetryingStore(dead(memory)))[number]
         started, before = clock(), len(clock.slept)
         with pytest.raises(StoreUnavailableError, match="the request was lost"):
             call()
         waits = clock.slept[before:]
-        assert clock() - started <= DEFAULT_PATIENCE
+        assert clock() - started == pytest.approx(DEFAULT_PATIENCE)
         assert len(waits) >= DEFAULT_PATIENCE / 5 - 1
         assert max(waits) <= 5.0
 
 
 def test_the_patience_can_be_chosen(memory: MemoryObjectStore, clock: FakeClock) -> None:
     """`with_patience` bounds a call; none at all means one try."""
-    faulty = FaultStore(memory, lambda _number, _operation: Fault("fail"))
     for patience in (0.0, 7.0):
         started = clock()
         with pytest.raises(StoreUnavailableError):
-            RetryingStore(faulty).with_patience(patience).get("a")
-        assert clock() - started <= patience
-    faulty.operations.clear()
+            RetryingStore(dead(memory)).with_patience(patience).get("a")
+        assert clock() - started == pytest.approx(patience)
+    faulty = dead(memory)
     with pytest.raises(StoreUnavailableError):
         RetryingStore(faulty, patience=0.0).get("a")
     assert len(faulty.operations) == 1
 
 
+def test_an_outage_that_ends_before_the_patience_is_no_failure(memory: MemoryObjectStore, clock: FakeClock) -> None:
+    """However long it was: the last try is made when the patience ends."""
+    memory.put("a", b"1")
+    ends = [0.0]
+    for patience in (0.5, 5.0, 60.0, 900.0):
+        ends[0] = clock() + patience - 0.001
+        store = RetryingStore(FaultStore(memory, lambda _n, _operation: Fault("fail") if clock() < ends[0] else None))
+        assert store.with_patience(patience).get("a") == b"1"
+
+
 def test_waits_grow_and_are_spread(memory: MemoryObjectStore, clock: FakeClock) -> None:
     """Before retry n the wait is anywhere up to 0.1 s x 2^n: who failed together does not come back together."""
-    faulty = FaultStore(memory, lambda _number, _operation: Fault("fail"))
     first_waits, late_waits = [], []
     for _ in range(20):
         clock.slept.clear()
         with pytest.raises(StoreUnavailableError):
-            RetryingStore(faulty).get("a")
+            RetryingStore(dead(memory)).get("a")
         first_waits.append(clock.slept[0])
         late_waits += clock.slept[8:]
     assert max(first_waits) <= 0.1

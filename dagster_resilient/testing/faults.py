@@ -1,7 +1,6 @@
-"""What we test ourselves with, for others to test theirs: a store that fails on command, and a clock that waits.
+"""A store that fails on command, and keeps a record of what it was asked.
 
-store = FaultStore(open_store("memory://x"), {3: LoseReply(), 5: Fail()})
-clock = FakeClock()
+store = FaultStore(open_store("memory://x"), {3: Fault("lose_reply"), 5: Fault("fail")})
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import secrets
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from dagster_resilient.errors import StorageError, StoreUnavailableError
-from dagster_resilient.storage.object_store import Buffer, ObjectInfo, ObjectStore, as_buffers
+from dagster_resilient.storage.object_store import Buffer, Leftover, ObjectInfo, ObjectStore, as_buffers
 
 T = TypeVar("T")
-
-__all__ = ["FakeClock", "Fault", "FaultStore", "Operation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,15 @@ class Operation:
 
     Attributes:
         verb: Name of the method.
-        key: Its key, its prefix for `list`, or its keys joined by a blank for `delete`.
+        key: Its key; for `list` its prefix, for `delete` its keys joined by a blank, for `discard` the leftover's name.
     """
 
     verb: str
     key: str
 
 
-Kind = Literal["fail", "torn", "no_space", "lose_reply", "die_before", "die_after", "delay"]
+Unlawful = Literal["corrupt_read", "torn_read", "corrupt_write", "stale_list"]
+Kind = Literal["fail", "torn", "no_space", "lose_reply", "die_before", "die_after", "delay"] | Unlawful
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,21 @@ class Fault:
             - ``die_before``, ``die_after``: this process gets SIGKILL before or after the store does it. Nothing is
               cleaned up, no handler runs, as when a machine is lost.
             - ``delay``: nothing but the delay.
+
+            Some are what no store may do. They show that a reader checks what it gets; where the operation is of
+            another kind, they do nothing:
+
+            - ``corrupt_read``: one bit of what `get` or `get_ranges` returns is flipped.
+            - ``torn_read``: what they return lacks its last byte.
+            - ``corrupt_write``: one bit of what `put`, `create` or `replace` writes is flipped on the way.
+            - ``stale_list``: a listing lacks the newest objects, as if it came from a cache.
         seconds: Delay before the operation.
+        lacks: How many objects a stale listing lacks.
     """
 
     kind: Kind
     seconds: float = 0.0
+    lacks: int = 1
 
 
 Plan = Mapping[int, Fault] | Callable[[int, Operation], Fault | None]
@@ -75,7 +85,9 @@ class FaultStore(ObjectStore):
     Attributes:
         operations: All operations so far, in the order in which they began. Their indexes are the numbers of the plan.
         down: While True, every operation fails before it reaches the store. See also `outage`.
-        honours_conditions: Where False, `create` overwrites: a server that ignores ``If-None-Match``.
+        honours_conditions: Where False, `create` and `replace` overwrite: a server that ignores ``If-None-Match`` and
+            ``If-Match``.
+        endpoint: A name of its own, so that its faults open no circuit breaker of the store inside.
     """
 
     def __init__(self, inner: ObjectStore, plan: Plan | None = None, *, honours_conditions: bool = True) -> None:
@@ -88,6 +100,9 @@ class FaultStore(ObjectStore):
         """
         self.url = inner.url
         self.is_shared = inner.is_shared
+        self.checks_bodies = inner.checks_bodies
+        self.replaces = inner.replaces
+        self.endpoint = uuid.uuid4().hex
         self.operations: list[Operation] = []
         self.down = False
         self.honours_conditions = honours_conditions
@@ -111,7 +126,7 @@ class FaultStore(ObjectStore):
         finally:
             self.down = False
 
-    def _run(self, verb: str, key: str, call: Callable[[], T]) -> T:
+    def _run(self, verb: str, key: str, call: Callable[[], T], flipped: Callable[[], T] | None = None) -> T:
         operation = Operation(verb, key)
         with self._lock:
             number = len(self.operations)
@@ -122,9 +137,9 @@ class FaultStore(ObjectStore):
         if fault is None:
             return call()
         self._before(fault, operation)
-        result = call()
+        result = flipped() if flipped is not None and fault.kind == "corrupt_write" else call()
         self._after(fault, operation)
-        return result
+        return cast("T", _spoiled(fault, result))
 
     def _before(self, fault: Fault, operation: Operation) -> None:
         if fault.seconds:
@@ -168,13 +183,23 @@ class FaultStore(ObjectStore):
     def put(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
         """Write an object."""
         views = as_buffers(buffers)
-        self._run("put", key, lambda: self._inner.put(key, views))
+        self._run("put", key, lambda: self._inner.put(key, views), lambda: self._inner.put(key, _flipped(views)))
 
     def create(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
         """Write an object only if none has this key, unless conditions are ignored."""
         views = as_buffers(buffers)
         write = self._inner.create if self.honours_conditions else self._inner.put
-        self._run("create", key, lambda: write(key, views))
+        self._run("create", key, lambda: write(key, views), lambda: write(key, _flipped(views)))
+
+    def replace(self, key: str, buffers: Buffer | Iterable[Buffer], version: str) -> str:
+        """Overwrite an object of this version, or of any where conditions are ignored."""
+        views = as_buffers(buffers)
+
+        def write(body: Sequence[Buffer]) -> str:
+            known = version if self.honours_conditions else self._inner.head(key).version or version
+            return self._inner.replace(key, body, known)
+
+        return self._run("replace", key, lambda: write(views), lambda: write(_flipped(views)))
 
     def head(self, key: str) -> ObjectInfo:
         """Return size and time."""
@@ -189,33 +214,50 @@ class FaultStore(ObjectStore):
         doomed = [*keys]
         self._run("delete", " ".join(doomed), lambda: self._inner.delete(doomed))
 
+    def leftovers(self) -> Iterator[Leftover]:
+        """Yield what killed writers left."""
+        return iter(self._run("leftovers", "", lambda: [*self._inner.leftovers()]))
+
+    def discard(self, leftover: Leftover) -> None:
+        """Remove a leftover."""
+        self._run("discard", leftover.name, lambda: self._inner.discard(leftover))
+
     def sidecar_config(self) -> Mapping[str, Any]:
         """Return what the store inside returns."""
         return self._inner.sidecar_config()
 
 
-class FakeClock:
-    """A clock that stands still until it is moved. Call it for the time in seconds; `sleep` moves it on.
+def _spoiled(fault: Fault, result: Any) -> Any:
+    """Return what an operation returns under a fault that no store may have."""
+    if fault.kind == "stale_list" and isinstance(result, list):
+        return _without_newest(result, fault.lacks)
+    if fault.kind not in {"corrupt_read", "torn_read"} or not isinstance(result, (bytes, list)):
+        return result
+    spoil: Callable[[bytes], bytes] = _flip if fault.kind == "corrupt_read" else _without_last_byte
+    if isinstance(result, bytes):
+        return spoil(result)
+    hit = next((n for n, part in enumerate(result) if isinstance(part, bytes) and part), None)
+    return [spoil(part) if n == hit else part for n, part in enumerate(result)]
 
-    Attributes:
-        slept: The durations that `sleep` was called with.
-    """
 
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-        self.slept: list[float] = []
+def _without_last_byte(body: bytes) -> bytes:
+    return body[:-1]
 
-    def __call__(self) -> float:
-        """Return the time in seconds."""
-        return self._now
 
-    def advance(self, seconds: float) -> None:
-        """Move on. A monotonic clock never goes back."""
-        if seconds < 0:
-            raise ValueError(f"A monotonic clock cannot go back by {-seconds} s.")
-        self._now += seconds
+def _without_newest(listed: list[Any], lacks: int) -> list[Any]:
+    """The newest by the store's clock, which may show full seconds only; then the greatest key."""
 
-    def sleep(self, seconds: float) -> None:
-        """Note the duration and move on by it, in no time."""
-        self.slept.append(seconds)
-        self.advance(max(seconds, 0.0))
+    def age(info: ObjectInfo) -> tuple[datetime, str]:
+        return info.last_modified, info.key
+
+    newest = sorted((info for info in listed if isinstance(info, ObjectInfo)), key=age)[len(listed) - lacks :]
+    return [info for info in listed if info not in newest]
+
+
+def _flip(body: bytes) -> bytes:
+    middle = len(body) // 2
+    return body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :] if body else body
+
+
+def _flipped(views: Sequence[memoryview]) -> Sequence[bytes]:
+    return [_flip(b"".join(views))]
