@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +13,14 @@ from dagster_resilient.storage.object_store import ObjectStore, check_key
 from dagster_resilient.storage.retry import RetryingStore
 
 _KNOWN = "Use s3://bucket/prefix, file:///path, a plain path, or memory://name."
+_FSSPEC = "fsspec+"
+_CLOUDS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 # A known scheme, or anything before "://" or ":/": "s3:/bucket" is a slip of the pen, not a folder named "s3:".
-_URL = re.compile(r"((?:file|s3a?|memory)(?=:)|[A-Z][A-Z0-9+.-]+(?=:/)):(.*)", re.DOTALL | re.IGNORECASE)
+# fsspec's chains ("simplecache::s3://...") are none either.
+_URL = re.compile(
+    r"((?:file|s3a?|gc?s|az|abfss?|memory|fsspec\+[^:]*)(?=:)|[A-Z][A-Z0-9+.-]+(?=:/|::.*://)):(.*)",
+    re.DOTALL | re.IGNORECASE,
+)
 
 
 def open_url(url: str, options: Mapping[str, Any]) -> ObjectStore:
@@ -24,13 +31,13 @@ def open_url(url: str, options: Mapping[str, Any]) -> ObjectStore:
     if match is None:
         return _open_directory(url)
     scheme, place = match[1].lower(), match[2]
-    if scheme == "file":
+    if scheme in {"file", "local"}:
         return _open_directory(_absolute_path(place))
     if scheme == "memory":
         return _open_memory(_joined(place))
-    if scheme in {"s3", "s3a"}:
-        return _open_s3(place, options)
-    raise ConfigurationError(f"The store URL has the scheme {scheme!r}, which is not known. {_KNOWN}")
+    if scheme in _CLOUDS:
+        return _open_cloud(scheme, place, options)
+    return _open_fsspec(scheme.removeprefix(_FSSPEC), place, options, prefix=_FSSPEC * scheme.startswith(_FSSPEC))
 
 
 def _absolute_path(place: str) -> str:
@@ -59,15 +66,33 @@ def _open_memory(name: str) -> ObjectStore:
     return RetryingStore(MemoryObjectStore(name))
 
 
-def _open_s3(place: str, options: Mapping[str, Any]) -> ObjectStore:
-    from dagster_resilient.storage.obstore_store import S3ObjectStore, s3_config  # noqa: PLC0415 - loads only when used
+def _open_cloud(scheme: str, place: str, options: Mapping[str, Any]) -> ObjectStore:
+    from dagster_resilient.storage.clouds import open_cloud  # noqa: PLC0415 - loads only when used
 
-    if not place.startswith("//") or "@" in place.split("/")[2]:
-        # Not echoed: what stands before an @ may be a secret.
+    return RetryingStore(open_cloud(scheme, place, options))
+
+
+def _open_fsspec(scheme: str, place: str, options: Mapping[str, Any], prefix: str) -> ObjectStore:
+    from dagster_resilient.storage.fsspec_store import FsspecStore  # noqa: PLC0415 - loads only when used
+
+    if scheme in {"file", "local"}:
+        scheme, spelt = "file", os.path.abspath(_absolute_path(place))  # noqa: PTH100 - see LocalDirectoryStore
+    elif scheme == "memory":
+        spelt = _joined(place)
+    else:
+        scheme = {"s3a": "s3"}.get(scheme, scheme)
+        spelt = _host_and_path(scheme, place)
+    return RetryingStore(FsspecStore(scheme, spelt, options, f"{prefix}{scheme}://{spelt}".rstrip("/")))
+
+
+def _host_and_path(scheme: str, place: str) -> str:
+    """Return host or bucket, and path, without a slash too many; refuse a password, which a log would show."""
+    host, _, path = place.removeprefix("//").partition("/")
+    if not place.startswith("//") or ":" in host.rpartition("@")[0]:
         raise ConfigurationError(
-            "The S3 URL has no valid bucket; write s3://BUCKET/PREFIX, and credentials as options."
+            f"The URL must read {scheme}://HOST/PATH. A password does not belong there: give it as a storage option."
         )
-    bucket, _, prefix = _joined(place).partition("/")
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", bucket) or place.startswith("///"):
-        raise ConfigurationError(f"The URL 's3:{place}' names no bucket; write s3://BUCKET/PREFIX.")
-    return RetryingStore(S3ObjectStore(bucket, check_key(prefix) if prefix else "", s3_config(options)))
+    if scheme == "s3" and not re.fullmatch(r"[A-Za-z0-9._-]+", host):
+        raise ConfigurationError("The S3 URL has no valid bucket; write fsspec+s3://BUCKET/PREFIX.")
+    joined = _joined(path)
+    return f"{host}/{check_key(joined)}" if joined else host
