@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
+from dagster_resilient.aws import options_from_s3_resource
 from dagster_resilient.dagster_compat import instance_id, run_group
 from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.state.fences import fence_run
@@ -83,6 +84,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
         url: ``s3://bucket/prefix``, a directory, or ``memory://name`` (one process only).
         storage_options: As fsspec spells them. Prefer the environment (``AWS_*``) for credentials: what stands in a
             resource's configuration is shown in the Dagster UI.
+        s3: A dagster-aws `S3Resource` whose credentials and endpoint are used.
         state_url: A database that keeps the state (``postgresql://...``, ``sqlite:///path``) where the store cannot
             decide who creates an object first. By default the state lies beside the data. Give it by `EnvVar`.
         heartbeat_seconds: Seconds between heartbeats.
@@ -91,6 +93,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
 
     url: str
     storage_options: dict[str, Any] = Field(default={}, repr=False)
+    s3: dg.ResourceDependency[Any] = None
     state_url: str | None = Field(default=None, repr=False)
     heartbeat_seconds: float = DEFAULT_INTERVAL
     ttl_seconds: float = DEFAULT_TTL
@@ -100,7 +103,16 @@ class ResilientResource(dg.ConfigurableResource[Any]):
     def store(self) -> ObjectStore:
         """The object store at `url`."""
         check_heartbeat(self.heartbeat_seconds, self.ttl_seconds)
-        return open_store(self.url, self.storage_options)
+        return open_store(self.url, self._options())
+
+    def _options(self) -> dict[str, Any]:
+        if self.s3 is None:
+            return self.storage_options
+        given = options_from_s3_resource(self.s3)
+        twice = sorted(given.keys() & self.storage_options.keys())
+        if twice:
+            raise ConfigurationError(f"storage_options and the S3Resource both give {', '.join(twice)}; give it once.")
+        return given | self.storage_options
 
     @cached_property
     def records(self) -> RecordStore:
@@ -132,7 +144,8 @@ class ResilientResource(dg.ConfigurableResource[Any]):
             asset: Which asset, where the step computes several.
 
         Raises:
-            ConfigurationError: The step computes several assets, and none was named.
+            ConfigurationError: The step computes several assets, and none was named; or the asset is partitioned, and
+                the run targets no partition.
         """
         key = _asset_key(context, asset)
         keys = _partition_keys(context, key)
@@ -268,11 +281,17 @@ def _asset_key(context: dg.AssetExecutionContext, asset: AssetName | None) -> dg
 
 def _partition_keys(context: dg.AssetExecutionContext, key: dg.AssetKey) -> tuple[str, ...]:
     """Return the targeted partitions; none for an unpartitioned asset in a run over a range of others' partitions."""
-    if context.has_assets_def and context.assets_def.specs_by_key[key].partitions_def is None:
+    partitioned = context.has_assets_def and context.assets_def.specs_by_key[key].partitions_def is not None
+    if context.has_assets_def and not partitioned:
         return ()
-    if not (context.has_partition_key or context.has_partition_key_range):
-        return ()
-    return tuple(str(key) for key in context.partition_keys)
+    if context.has_partition_key or context.has_partition_key_range:
+        return tuple(str(key) for key in context.partition_keys)
+    if partitioned:
+        raise ConfigurationError(
+            f"{key.to_user_string()}: this run targets no partition of the asset, which is partitioned. Choose one "
+            'by its name; Dagster takes the key "" for none.'
+        )
+    return ()
 
 
 def _run_worker() -> tuple[int, int] | None:

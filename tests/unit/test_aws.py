@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 from dagster_aws.s3 import S3Resource
 
+from dagster_resilient import ResilientIOManager, ResilientResource
 from dagster_resilient.aws import options_from_s3_resource
 from dagster_resilient.errors import ConfigurationError, StoragePermissionError
 from dagster_resilient.storage.object_store import open_store
@@ -122,3 +123,31 @@ def test_a_store_uses_them(s3_url: str, s3_options: dict[str, Any], no_aws: Path
         assert found["Body"].read() == b"1"
     with pytest.raises(StoragePermissionError):
         open_store(s3_url, options_from_s3_resource(wrong)).get("a")
+
+
+def test_a_resilient_resource_takes_its_credentials(s3_url: str, s3_options: dict[str, Any], no_aws: Path) -> None:
+    """A value is stored and loaded with nothing but the S3Resource's keys; the keys appear in no repr of ours."""
+    s3 = S3Resource(
+        endpoint_url=s3_options["endpoint_url"],
+        region_name="us-east-1",
+        aws_access_key_id=s3_options["key"],
+        aws_secret_access_key=s3_options["secret"],
+    )
+    resilient = ResilientResource(url=s3_url, s3=s3)
+
+    @dg.asset
+    def numbers() -> list[int]:
+        return [1, 2]
+
+    given = {"resilient": resilient, "io_manager": ResilientIOManager(resilient=resilient)}
+    assert dg.materialize([numbers], resources=given).success
+    assert resilient.load("numbers") == [1, 2]
+    assert s3_options["secret"] not in repr(resilient.store)
+
+
+def test_credentials_that_are_given_twice_are_refused() -> None:
+    """Else one of them would silently not be used."""
+    s3 = S3Resource(aws_access_key_id="a", aws_secret_access_key="b")
+    resilient = ResilientResource(url="s3://bucket/x", s3=s3, storage_options={"key": "c"})
+    with pytest.raises(ConfigurationError, match=r"both give key"):
+        _ = resilient.store
