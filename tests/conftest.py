@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -12,13 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import postgres
 import pytest
 import servers
+import sqlalchemy as sa
+from durable import make_task
+from proxy import S3Proxy
 
+from dagster_resilient.state.sql_store import SqlRecords, open_records
+from dagster_resilient.state.store import ObjectRecords, RecordStore
+from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage.object_store import ObjectStore, open_store
 
 Place = tuple[str, dict[str, Any]]
 S3 = pytest.param("s3", marks=pytest.mark.s3)
+S3FS = pytest.param("s3fs", marks=pytest.mark.s3)
+POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 
 SOAK = os.environ.get("RESILIENT_SOAK") == "1"
 
@@ -57,6 +67,13 @@ def s3_options(s3_server: servers.SeaweedServer) -> dict[str, Any]:
 
 
 @pytest.fixture
+def s3_proxy(s3_server: servers.SeaweedServer) -> Iterator[S3Proxy]:
+    """A proxy in front of the S3 server, without faults as yet. Only its endpoint differs in the options."""
+    with S3Proxy(s3_server.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
 def s3_store(s3_url: str, s3_options: dict[str, Any]) -> ObjectStore:
     """A store on the S3 server, empty."""
     return open_store(s3_url, s3_options)
@@ -70,20 +87,21 @@ def local_url(tmp_path: Path) -> str:
 
 def _place(request: pytest.FixtureRequest) -> Place:
     """The S3 server starts only for tests that ask for it."""
-    if request.param == "s3":
-        return request.getfixturevalue("s3_url"), request.getfixturevalue("s3_options")
-    if request.param == "local":
-        return request.getfixturevalue("local_url"), {}
-    return f"memory://{uuid.uuid4().hex}", {}
+    through_fsspec = "fsspec+" if request.param in {"s3fs", "fsspec-local", "fsspec-memory"} else ""
+    if request.param in {"s3", "s3fs"}:
+        return through_fsspec + request.getfixturevalue("s3_url"), request.getfixturevalue("s3_options")
+    if request.param in {"local", "fsspec-local"}:
+        return through_fsspec + request.getfixturevalue("local_url"), {}
+    return f"{through_fsspec}memory://{uuid.uuid4().hex}", {}
 
 
-@pytest.fixture(params=["memory", "local", S3])
+@pytest.fixture(params=["memory", "local", S3, "fsspec-memory", "fsspec-local", S3FS])
 def place(request: pytest.FixtureRequest) -> Place:
     """URL and options of an empty store, one of each kind."""
     return _place(request)
 
 
-@pytest.fixture(params=["local", S3])
+@pytest.fixture(params=["local", S3, "fsspec-local"])
 def shared_place(request: pytest.FixtureRequest) -> Place:
     """URL and options of an empty store, one of each kind that other processes can open."""
     return _place(request)
@@ -99,6 +117,62 @@ def store(place: Place) -> ObjectStore:
 def shared_store(shared_place: Place) -> ObjectStore:
     """An empty store, one of each kind that other processes can open."""
     return open_store(*shared_place)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.PostgresServer]:
+    """The PostgreSQL of this test session. A test that kills or freezes it brings it back before it ends."""
+    server = postgres.PostgresServer()
+    try:
+        server.create()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: postgres.PostgresServer) -> str:
+    """A URL of that server, with a schema that no other test uses."""
+    return postgres_server.schema_url()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of a SQLite file that does not exist yet, in a folder that does not either."""
+    return f"sqlite:///{tmp_path}/state/records.db"
+
+
+@pytest.fixture(params=["memory", "local", S3, "fsspec-local", "sqlite", POSTGRES])
+def records(request: pytest.FixtureRequest) -> RecordStore:
+    """Empty records, on one object store and one SQL database of each kind."""
+    if request.param in {"sqlite", "postgres"}:
+        return open_records(request.getfixturevalue(f"{request.param}_url"))
+    return ObjectRecords(open_store(*_place(request)))
+
+
+@pytest.fixture
+def put_raw(records: RecordStore) -> Callable[[str, str], None]:
+    """Put any text under a key, as damage, or a newer version of the library, would leave it."""
+    if isinstance(records, ObjectRecords):
+        store = records._store
+        return lambda key, body: store.put(key, body.encode())
+    assert isinstance(records, SqlRecords)
+    database = records._database
+    insert = sa.text("INSERT INTO resilient_records (key, body, size) VALUES (:key, :body, 0)")
+    return lambda key, body: database.run("put", key, lambda c: c.execute(insert, {"key": key, "body": body}) and None)
+
+
+@pytest.fixture
+def make(records: RecordStore) -> Callable[..., DurableTask]:
+    """Make a try of a task on these records, as `durable.make_task` does; its data is never asked for."""
+    return functools.partial(make_task, open_store(f"memory://{uuid.uuid4().hex}"), records=records)
+
+
+@pytest.fixture(params=["sqlite", POSTGRES])
+def sql_url(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty SQL database, one of each kind."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
-"""Leases, on memory, a directory and a real S3 server: who owns a task, and what a former owner can still do."""
+"""Leases, on every kind of records: who owns a task, and what a former owner can still do."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from durable import make_task, manifest, steps, with_dead_owner
+from durable import manifest, steps, with_dead_owner
 
 from dagster_resilient.errors import (
     FencedError,
@@ -15,12 +16,13 @@ from dagster_resilient.errors import (
 )
 from dagster_resilient.state.owner import Verdict, local_verdict
 from dagster_resilient.state.task import DurableTask
-from dagster_resilient.storage.object_store import ObjectStore
+
+MakeTask = Callable[..., DurableTask]
 
 
-def test_acquire_commit_complete(store: ObjectStore) -> None:
+def test_acquire_commit_complete(make: MakeTask) -> None:
     """The whole life of a training task: each operation is one entry, and the head tells the state."""
-    task = make_task(store)
+    task = make()
     assert task.acquire().generation == task.generation == 1
     for step in (100, 200, 300):
         task.commit_checkpoint(step, manifest(str(step)), keep=2)
@@ -32,9 +34,9 @@ def test_acquire_commit_complete(store: ObjectStore) -> None:
     assert [found.kind for found in task.log.history()] == ["acquire", *["checkpoint"] * 3, "complete"]
 
 
-def test_a_commit_names_the_checkpoints_that_dropped_out(store: ObjectStore) -> None:
+def test_a_commit_names_the_checkpoints_that_dropped_out(make: MakeTask) -> None:
     """Exactly those that nothing refers to any more: their objects may go. Saving a step again replaces it."""
-    task = make_task(store)
+    task = make()
     task.acquire()
     assert task.commit_checkpoint(1, manifest("1"), keep=2) == ()
     assert task.commit_checkpoint(2, manifest("2"), keep=2) == ()
@@ -43,9 +45,9 @@ def test_a_commit_names_the_checkpoints_that_dropped_out(store: ObjectStore) -> 
     assert [old.step for old in task.commit_checkpoint(4, manifest("4"), keep=0)] == [2, 3]
 
 
-def test_commits_need_the_lease(store: ObjectStore) -> None:
+def test_commits_need_the_lease(make: MakeTask) -> None:
     """Before acquire and after release nothing leased is written."""
-    task = make_task(store)
+    task = make()
     with pytest.raises(OwnershipError, match="acquire"):
         task.commit_checkpoint(1, manifest("1"), keep=1)
     task.acquire()
@@ -56,55 +58,55 @@ def test_commits_need_the_lease(store: ObjectStore) -> None:
     assert [found.kind for found in task.log.history()] == ["acquire", "release"]
 
 
-def test_a_released_task_is_resumed_from_its_checkpoints(store: ObjectStore) -> None:
+def test_a_released_task_is_resumed_from_its_checkpoints(make: MakeTask) -> None:
     """The next try of the series, under the same fingerprint, begins a new generation with all that was retained."""
-    first = make_task(store, fingerprint="f")
+    first = make(fingerprint="f")
     first.acquire()
     first.commit_checkpoint(7, manifest("7"), keep=3)
     first.release()
-    second = make_task(store, run="run-2", attempt=2, fingerprint="f")
+    second = make(run="run-2", attempt=2, fingerprint="f")
     taken = second.acquire()
     assert (taken.generation, taken.failures) == (2, 0)
     assert [checkpoint.step for checkpoint in second.checkpoints] == [7]
 
 
 @pytest.mark.parametrize("change", [{"fingerprint": "other"}, {"series": "other"}])
-def test_other_inputs_or_a_fresh_start_begin_from_nothing(store: ObjectStore, change: dict[str, str]) -> None:
+def test_other_inputs_or_a_fresh_start_begin_from_nothing(make: MakeTask, change: dict[str, str]) -> None:
     """State is reused within one series and under one fingerprint only."""
-    first = make_task(store, fingerprint="f")
+    first = make(fingerprint="f")
     first.acquire()
     first.commit_checkpoint(7, manifest("7"), keep=3)
     first.complete()
-    second = make_task(store, run="run-2", attempt=2, **{"fingerprint": "f", **change})
+    second = make(run="run-2", attempt=2, **{"fingerprint": "f", **change})
     taken = second.acquire()
     assert (taken.checkpoints, taken.training_done, taken.failures, taken.generation) == ((), False, 0, 2)
 
 
-def test_a_live_owner_of_another_lineage_keeps_its_task(store: ObjectStore) -> None:
+def test_a_live_owner_of_another_lineage_keeps_its_task(make: MakeTask) -> None:
     """The error names the owner's run, try, process and host; nothing was written."""
-    task = make_task(store, root="first", run="run-1")
+    task = make(root="first", run="run-1")
     task.acquire()
     with pytest.raises(TaskHeldError, match=rf"try 1 of run run-1 \(process {task.owner.pid} on {task.owner.host}\)"):
-        make_task(store, root="second", run="run-2").acquire()
+        make(root="second", run="run-2").acquire()
     assert len(task.log.numbers()) == 1
     task.commit_checkpoint(1, manifest("1"), keep=1)
 
 
-def test_a_dead_owner_loses_its_task_at_once(store: ObjectStore) -> None:
+def test_a_dead_owner_loses_its_task_at_once(make: MakeTask) -> None:
     """The process table of its machine tells; a pid that was given to another process does not protect it."""
-    dead = with_dead_owner(make_task(store, root="first"))
+    dead = with_dead_owner(make(root="first"))
     dead.acquire()
     dead.commit_checkpoint(5, manifest("5"), keep=1)
     assert local_verdict(dead.owner) is Verdict.DEAD
-    successor = make_task(store, root="second", series="first")
+    successor = make(root="second", series="first")
     taken = successor.acquire()
     assert (taken.generation, taken.failures) == (2, 1)
     assert [checkpoint.step for checkpoint in successor.checkpoints] == [5]
 
 
-def test_a_higher_try_of_the_lineage_displaces_a_lower_one(store: ObjectStore) -> None:
+def test_a_higher_try_of_the_lineage_displaces_a_lower_one(make: MakeTask) -> None:
     """Even where the lower one lives: its commits are refused from then on, for ever, and are not visible."""
-    zombie, successor = make_task(store), make_task(store, run="run-2", attempt=2)
+    zombie, successor = make(), make(run="run-2", attempt=2)
     zombie.acquire()
     zombie.commit_checkpoint(5, manifest("5"), keep=2)
     successor.acquire()
@@ -115,32 +117,32 @@ def test_a_higher_try_of_the_lineage_displaces_a_lower_one(store: ObjectStore) -
     with pytest.raises(FencedError, match=r"try 1 .* superseded by try 2"):
         zombie.commit_value(manifest("zombie"))
     with pytest.raises(FencedError, match=r"try 1 .* superseded by try 2"):
-        make_task(store).acquire()
+        make().acquire()
     assert steps(successor) == [5, 8]
     head = successor.head()
     assert head is not None
     assert head.value is None
 
 
-def test_the_first_refusal_of_a_displaced_owner_says_fenced(store: ObjectStore) -> None:
+def test_the_first_refusal_of_a_displaced_owner_says_fenced(make: MakeTask) -> None:
     """It names who took over, and tells to stop."""
-    zombie = make_task(store)
+    zombie = make()
     zombie.acquire()
-    make_task(store, run="run-2", attempt=2).acquire()
+    make(run="run-2", attempt=2).acquire()
     with pytest.raises(FencedError, match=r"run run-2 on .* took the task over \(generation 2, ours was 1\); stop"):
         zombie.commit_checkpoint(6, manifest("6"), keep=2)
 
 
-def test_a_second_start_of_a_script_displaces_nobody(store: ObjectStore) -> None:
+def test_a_second_start_of_a_script_displaces_nobody(make: MakeTask) -> None:
     """Where a second start may be a mistake, a live lower try keeps the task."""
-    make_task(store).acquire()
+    make().acquire()
     with pytest.raises(TaskHeldError):
-        make_task(store, attempt=2, displaces_live=False).acquire()
+        make(attempt=2, displaces_live=False).acquire()
 
 
-def test_acquire_can_wait_for_the_owner(store: ObjectStore) -> None:
+def test_acquire_can_wait_for_the_owner(make: MakeTask) -> None:
     """Until it releases, looking again and again; the wait ends with the time given."""
-    holder, waiting = make_task(store, root="first"), make_task(store, root="second")
+    holder, waiting = make(root="first"), make(root="second")
     holder.acquire()
     looks = []
 
@@ -153,21 +155,21 @@ def test_acquire_can_wait_for_the_owner(store: ObjectStore) -> None:
     assert waiting.acquire(wait=3600.0).generation == 2
     assert len(looks) == 3
     with pytest.raises(TaskHeldError):
-        make_task(store, root="third", sleep=lambda _: None).acquire(wait=0.0)
+        make(root="third", sleep=lambda _: None).acquire(wait=0.0)
 
 
-def test_an_owner_may_acquire_its_own_task_again(store: ObjectStore) -> None:
+def test_an_owner_may_acquire_its_own_task_again(make: MakeTask) -> None:
     """A process that left its session by an exception enters the next one as a new generation."""
-    task = make_task(store)
+    task = make()
     task.acquire()
     task.commit_checkpoint(1, manifest("1"), keep=1)
     assert task.acquire().generation == 2
     assert steps(task) == [1]
 
 
-def test_of_racing_tries_one_owns_each_generation(store: ObjectStore) -> None:
+def test_of_racing_tries_one_owns_each_generation(make: MakeTask) -> None:
     """Lineages that acquire at the same time: no generation has two owners, and the holder is the last who got it."""
-    tasks = [with_dead_owner(make_task(store, root=f"root-{n}", run=f"run-{n}")) for n in range(4)]
+    tasks = [with_dead_owner(make(root=f"root-{n}", run=f"run-{n}")) for n in range(4)]
     together = threading.Barrier(4)
 
     def acquire(task: DurableTask) -> int:

@@ -1,0 +1,280 @@
+"""Records: one suite for object stores and SQL databases; then tables, forks, URLs, and SQLite."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import stat
+import threading
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from dagster_resilient.errors import (
+    ConfigurationError,
+    IntegrityError,
+    SchemaVersionError,
+    StorageError,
+    StoragePermissionError,
+    StoreUnavailableError,
+)
+from dagster_resilient.state import sql_dialects
+from dagster_resilient.state.records import Fence
+from dagster_resilient.state.sql_store import open_records
+from dagster_resilient.state.store import RecordStore
+from dagster_resilient.testing import RecordStoreContract
+
+PutRaw = Callable[[str, str], None]
+
+
+def fence(reason: str = "") -> Fence:
+    """A small record; one reason gives equal ones."""
+    return Fence(run_id="r", reason=reason, failure_class="lost", by="test", op=f"op {reason}")
+
+
+def listed(records: RecordStore, prefix: str) -> list[str]:
+    """The keys that a listing shows, in its order."""
+    return [info.key for info in records.list(prefix)]
+
+
+# ---- the suite
+
+
+class TestRecords(RecordStoreContract):
+    """The shipped contract, on every kind of records; `records` and `put_raw` are fixtures of all tests."""
+
+
+def test_a_broken_record_says_what_to_do(records: RecordStore, put_raw: PutRaw) -> None:
+    """Beside its name: restore it, or begin anew; or upgrade."""
+    put_raw("fences/torn.json", '{"run_id": "r"')
+    put_raw("fences/newer.json", '{"schema_version": 99, "run_id": "r"}')
+    with pytest.raises(IntegrityError, match="backup"):
+        records.get("fences/torn.json", Fence)
+    with pytest.raises(SchemaVersionError, match="Upgrade"):
+        records.get("fences/newer.json", Fence)
+
+
+# ---- both databases
+
+
+def test_times_are_finer_than_a_second(sql_url: str) -> None:
+    """A log is trimmed by them, and an owner's age is told from them."""
+    records = open_records(sql_url)
+    for n in range(20):
+        records.create(f"t/{n:02d}", fence())
+    times = [info.last_modified for info in records.list("t/")]
+    assert times == sorted(times)
+    assert len({moment.microsecond // 1000 for moment in times}) > 1
+    assert all(abs(moment - datetime.now(UTC)) < timedelta(minutes=5) for moment in times)
+
+
+def test_the_tables_are_made_by_who_comes_first(sql_url: str) -> None:
+    """Twenty processes use an empty database at once: none fails, and every record is there."""
+    fork = multiprocessing.get_context("fork")
+    together = fork.Barrier(20)
+
+    def work(n: int) -> None:
+        together.wait(timeout=60)
+        assert open_records(sql_url).create(f"p/{n}", fence(str(n)))
+
+    processes = [fork.Process(target=work, args=(n,)) for n in range(20)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 20
+    assert len(open_records(sql_url).list("p/")) == 20
+
+
+def test_a_forked_process_has_connections_of_its_own(sql_url: str) -> None:
+    """Parent and child go on side by side with the records that the parent opened, and neither sees the other's end."""
+    records = open_records(sql_url)
+    records.create("f/before", fence())
+
+    def work() -> None:
+        for n in range(20):
+            assert records.create(f"f/child-{n:02d}", fence(str(n)))
+        assert records.get("f/before", Fence) == fence()
+
+    child = multiprocessing.get_context("fork").Process(target=work)
+    pool: Any = records._database._engine().pool
+    with pool._pool.mutex:  # as if another thread were just taking a connection
+        child.start()
+    for n in range(20):
+        assert records.create(f"f/parent-{n:02d}", fence(str(n)))
+    child.join(30)
+    child.kill()
+    assert child.exitcode == 0
+    assert records.create("f/after", fence())
+    assert len(records.list("f/")) == 42
+
+
+def test_newer_tables_are_refused(sql_url: str) -> None:
+    """A newer library may mean something else by them: nothing is read from them or written to them."""
+    first = open_records(sql_url)
+    first.create("a/1", fence())
+    first._database.run("raise", "", lambda c: c.execute(sa.text("INSERT INTO resilient_schema VALUES (2)")) and None)
+    records = open_records(sql_url)
+    for call in (lambda: records.get("a/1", Fence), lambda: records.create("a/2", fence()), lambda: records.list("")):
+        with pytest.raises(SchemaVersionError, match=r"version 2.*up to 1.*Upgrade"):
+            call()
+    assert listed(first, "") == ["a/1"]
+
+
+def test_half_made_tables_are_completed(sql_url: str) -> None:
+    """A process that died while it made them leaves nothing that stops the next one."""
+    records = open_records(sql_url)
+    records.create("a/1", fence())
+    records._database.run("damage", "", lambda c: c.execute(sa.text("DELETE FROM resilient_schema")) and None)
+    again = open_records(sql_url)
+    assert again.create("a/2", fence())
+    assert listed(again, "") == ["a/1", "a/2"]
+
+
+def test_patience_is_shared_with_nobody(sql_url: str) -> None:
+    """`with_patience` returns the same records with another bound, and leaves the first as they were."""
+    records = open_records(sql_url)
+    hasty = records.with_patience(0.0)
+    assert (hasty._patience, records._patience) == (0.0, 60.0)
+    assert hasty.create("a/1", fence())
+    assert listed(records, "") == ["a/1"]
+    assert repr(hasty) == repr(records) == f"SqlRecords('{records.url}')"
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("mysql://u:canary-secret@h/db", "'mysql'.*sqlite.*postgresql"),
+        ("postgresql+asyncpg://u:canary-secret@h/db", r"'postgresql\+asyncpg'"),
+        ("postgres://u:canary-secret@h/db", "'postgres'.*postgresql://"),
+        ("sqlite://", "memory"),
+        ("sqlite:///:memory:", "memory"),
+        ("sqlite:///file:x?mode=memory&uri=true", "path alone"),
+        ("sqlite://host/x.db", "path alone"),
+        ("just words", "cannot be read"),
+        ("", "cannot be read"),
+        ("postgresql://u:canary-secret@h:port/db", "cannot be read"),
+        ("postgresql://u:canary@secret@h/db", "%40"),
+        ("postgresql://u:canary@sec/ret@h/db", "%40"),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_at_once(url: str, reason: str) -> None:
+    """By name and with what to write instead; what may be a password is not repeated."""
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        open_records(url)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "canary" not in shown.replace(repr(url), "")
+
+
+# ---- SQLite
+
+
+def test_a_commit_to_sqlite_is_synced_before_it_is_acknowledged(sqlite_url: str) -> None:
+    """Write-ahead logging, with at least synchronous=FULL (2) on each connection."""
+    records = open_records(sqlite_url)
+    modes = records._database.run(
+        "ask", "", lambda c: [c.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
+    )
+    assert modes[0] == "wal"
+    assert modes[1] >= 2
+
+
+def test_a_locked_sqlite_file_is_waited_for(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writer's transaction delays ours, and stops no reader. It is unavailable only when the patience ends."""
+    monkeypatch.setattr(sql_dialects, "_SQLITE_WAIT", 0.05)
+    records = open_records(sqlite_url)
+    records.create("a/1", fence())
+    path = sqlite_url.removeprefix("sqlite:///")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailableError, match=r"records\.db/a/2: database is locked"):
+            records.with_patience(0.0).create("a/2", fence())
+        assert records.get("a/1", Fence) == fence()
+        release = threading.Timer(0.3, other.rollback)
+        release.start()
+        assert records.create("a/2", fence())
+        release.join()
+
+
+def test_a_full_disk_is_final_and_named(sqlite_url: str) -> None:
+    """It is no outage that waiting ends; what was there before can be read."""
+    records = open_records(sqlite_url)
+    records.create("a/1", fence())
+    records._database.run("limit", "", lambda c: c.exec_driver_sql("PRAGMA max_page_count = 1") and None)
+    with pytest.raises(StorageError, match=r"records\.db/a/2: database or disk is full") as caught:
+        records.create("a/2", fence("x" * 100_000))
+    assert type(caught.value) is StorageError
+    assert records.get("a/1", Fence) == fence()
+
+
+def test_a_file_that_is_no_database_is_an_integrity_error(sqlite_url: str) -> None:
+    """Never taken for "no records"."""
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    path.parent.mkdir()
+    path.write_text("no database, but a text that is longer than the header of one would be. " * 20)
+    with pytest.raises(IntegrityError, match=r"not a database.*backup"):
+        open_records(sqlite_url).get("a/1", Fence)
+
+
+def test_a_folder_in_place_of_the_file_is_final(tmp_path: Path) -> None:
+    """Waiting does not change it."""
+    with pytest.raises(StorageError, match="unable to open") as caught:
+        open_records(f"sqlite:///{tmp_path}").list("")
+    assert type(caught.value) is StorageError
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_vanished_is_an_outage_and_never_made_anew(sqlite_url: str, replaced: bool) -> None:
+    """A new and empty one would hide every fence. When the file is back, the records go on."""
+    folder = Path(sqlite_url.removeprefix("sqlite:///")).parent
+    records = open_records(sqlite_url).with_patience(0.0)
+    records.create("a/1", fence())
+    kept = folder.rename(folder.with_name("kept"))
+    if replaced:
+        open_records(sqlite_url).create("b/1", fence())
+    for call in (lambda: records.get("a/1", Fence), lambda: records.create("a/2", fence()), lambda: records.list("")):
+        with pytest.raises(StoreUnavailableError, match="vanished or was replaced"):
+            call()
+    assert folder.exists() == replaced
+    if replaced:
+        shutil.rmtree(folder)
+    kept.rename(folder)
+    assert records.get("a/1", Fence) == fence()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_file_that_may_not_be_written_is_a_refusal(tmp_path: Path) -> None:
+    """Not an outage: the rights must be changed."""
+    url = f"sqlite:///{tmp_path}/r.db"
+    open_records(url).create("a/1", fence())
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.owner() == "root" and folder.stat().st_mode & 0o777 == stat.S_IRWXU:
+            folder.chmod(0o755)
+
+    def work() -> None:
+        os.setresuid(65534, 65534, 65534)
+        with pytest.raises(StoragePermissionError, match=r"r\.db/a/2"):
+            open_records(url).create("a/2", fence())
+
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_a_relative_path_stays_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the process changes its directory before the first use."""
+    monkeypatch.chdir(tmp_path)
+    records = open_records("sqlite:///r.db")
+    assert records.url == f"sqlite:///{tmp_path}/r.db"
+    monkeypatch.chdir("/")
+    records.create("a/1", fence())
+    assert (tmp_path / "r.db").exists()
