@@ -1,7 +1,9 @@
 """What is done and what is missing of a run, read from our commits, the storage itself and Dagster's events."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import dagster as dg
@@ -10,10 +12,10 @@ from dagster_resilient import dagster_compat as compat
 from dagster_resilient.io_managers import ResilientIOManager
 from dagster_resilient.recovery import AssetFacts
 from dagster_resilient.resources import ResilientResource, series_of
-from dagster_resilient.state.log import NumberedLog
+from dagster_resilient.state.index import FEW, Head, heads
 from dagster_resilient.state.records import ValueRef
 from dagster_resilient.storage import keys
-from dagster_resilient.storage.manifest import objects_present
+from dagster_resilient.storage.manifest import Manifest, ManifestRef, objects_present
 from dagster_resilient.values import task_name
 
 _READERS = 16
@@ -47,7 +49,6 @@ class RunFacts:
         self._series = series
         self._group = [other for other in group if series_of(other, context.instance.get_run_by_id) == series]
         self._values: dict[tuple[tuple[str, ...], str | None], ValueRef] = {}
-        self._begun: set[tuple[dg.AssetKey, str | None]] = set()
         self.progressed = False
         self.checkpoints: dict[str, int] = {}
 
@@ -67,13 +68,16 @@ class RunFacts:
         )
 
     def _done(self, key: dg.AssetKey, partitions: tuple[str | None, ...]) -> set[str | None]:
-        with ThreadPoolExecutor(_READERS) as pool:
-            committed = dict(zip(partitions, pool.map(lambda p: self._committed(key, p), partitions), strict=True))
-        mine = {p for p, value in committed.items() if value is not None}
-        self._values |= {(tuple(key.path), p): value for p, value in committed.items() if value is not None}
+        path = tuple(key.path)
+        found = heads(self._records, self._store, path, partitions)
+        begun = {p: found[keys.partition_segment(p)] for p in partitions if keys.partition_segment(p) in found}
+        for partition, head in begun.items():
+            self._note_progress(path, partition, head)
+        mine = self._present(path, {p: value for p, head in begun.items() if (value := self._committed(key, head))})
+        self._values |= {(path, p): value for p, value in mine.items()}
         if self._must_have_committed(key):
-            return mine
-        return mine | {p for p in self._succeeded(key, partitions) if (key, p) not in self._begun}
+            return set(mine)
+        return {*mine, *(p for p in self._succeeded(key, partitions) if p not in begun)}
 
     def _must_have_committed(self, key: dg.AssetKey) -> bool:
         """Whether an asset cannot have succeeded without a value in our store."""
@@ -81,19 +85,32 @@ class RunFacts:
             self._repository, self._run.job_name, key, ResilientIOManager
         )
 
-    def _committed(self, key: dg.AssetKey, partition: str | None) -> ValueRef | None:
-        head = NumberedLog(self._records, keys.task_prefix(tuple(key.path), partition, "log")).head()
-        if head is not None:
-            self._begun.add((key, partition))
-        if head is not None and head.run_id == self._run.run_id and head.kind in _PROGRESS:
+    def _note_progress(self, path: tuple[str, ...], partition: str | None, head: Head) -> None:
+        if head.run_id == self._run.run_id and head.kind in _PROGRESS:
             self.progressed = True
-        if head is not None and head.series == self._series and head.checkpoints:
-            self.checkpoints[task_name(tuple(key.path), partition)] = head.checkpoints[-1].step
-        if head is None or head.value is None or self._series not in head.committed_by:
+        if head.series == self._series and head.newest_step is not None:
+            self.checkpoints[task_name(path, partition)] = head.newest_step
+
+    def _committed(self, key: dg.AssetKey, head: Head) -> ValueRef | None:
+        """Return the value that this series committed under the current code version."""
+        if head.value is None or self._series not in head.committed_by:
             return None
-        if head.value.fingerprint != self._fingerprint(key):
-            return None
-        return head.value if objects_present(self._store, head.value.manifest) else None
+        return head.value if head.value.fingerprint == self._fingerprint(key) else None
+
+    def _present(self, path: tuple[str, ...], values: dict[str | None, ValueRef]) -> dict[str | None, ValueRef]:
+        """Return the values whose objects are there: by one listing where they are many.
+
+        What the listing lacks is asked for by name before it counts as lost: a listing that races with deletes can lack
+        what is there. So is what only a manifest in the store lists.
+        """
+        infos = self._store.list(f"{keys.asset_prefix(path)}data/") if len(values) > FEW else ()
+        sizes = {info.key: info.size for info in infos}
+
+        def is_present(value: ValueRef) -> bool:
+            return _is_listed(sizes, value.manifest) or objects_present(self._store, value.manifest)
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            return dict(compress(values.items(), pool.map(is_present, values.values())))
 
     def _fingerprint(self, key: dg.AssetKey) -> str | None:
         code_version = self._repository.assets_defs_by_key[key].code_versions_by_key.get(key)
@@ -122,3 +139,7 @@ class RunFacts:
     def _adopt(self, key: dg.AssetKey, partition: str | None, value: ValueRef) -> None:
         metadata = {"resilient/adopted_from": value.run_id, "dagster/uri": f"{self._store.url}/{value.location}"}
         self._instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=partition, metadata=metadata))
+
+
+def _is_listed(sizes: Mapping[str, int], named: ManifestRef) -> bool:
+    return isinstance(named, Manifest) and all(sizes.get(part.key) == part.size for part in named.objects.values())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dagster_resilient import codecs
 from dagster_resilient.errors import IntegrityError, UnsupportedValueError, ValueNotFoundError
+from dagster_resilient.state.index import heads
 from dagster_resilient.state.log import NumberedLog
 from dagster_resilient.state.records import ValueRef
 from dagster_resilient.state.store import ObjectRecords, RecordStore
@@ -17,6 +20,9 @@ from dagster_resilient.storage.manifest import get_object, named_manifest, read_
 from dagster_resilient.storage.object_store import ObjectStore
 
 T = TypeVar("T")
+
+_READERS = 16
+_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -116,13 +122,57 @@ def load_value(
         UnsupportedValueError: The value has another type than expected.
     """
     found = find_value(store, asset, partition_key, records)
-    name = task_name(asset, partition_key)
+    value = _load_found(store, task_name(asset, partition_key), found)
+    if expected is not None and not isinstance(value, expected):
+        raise UnsupportedValueError(
+            f"{task_name(asset, partition_key)} holds {type(value).__name__}, not {expected.__name__} "
+            f"({found.location})."
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def load_values(
+    store: ObjectStore, asset: tuple[str, ...], partition_keys: Sequence[str], records: RecordStore | None = None
+) -> dict[str, Any]:
+    """Load the current materializations of partitions, in their order, several at a time.
+
+    Args:
+        store: Where they were stored.
+        asset: Parts of the asset key.
+        partition_keys: The partitions.
+        records: Where the state is kept; by default beside the data.
+
+    Raises:
+        ValueNotFoundError: Partitions were never committed. Names them, before anything is loaded.
+        IntegrityError: Objects are missing or damaged. Names the asset, the partition and the object.
+    """
+    found = _find_values(store, asset, partition_keys, records or ObjectRecords(store))
+    with ThreadPoolExecutor(min(_READERS, max(len(found), 1))) as pool:
+        loaded = pool.map(lambda key: _load_found(store, task_name(asset, key), found[key]), found)
+        return dict(zip(found, loaded, strict=True))
+
+
+def _find_values(
+    store: ObjectStore, asset: tuple[str, ...], partition_keys: Sequence[str], records: RecordStore
+) -> dict[str, ValueRef]:
+    known = heads(records, store, asset, partition_keys)
+    current = {key: known.get(keys.partition_segment(key)) for key in partition_keys}
+    found = {key: head.value for key, head in current.items() if head is not None and head.value is not None}
+    missing = [key for key in partition_keys if key not in found]
+    if missing:
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        raise ValueNotFoundError(
+            f"{task_name(asset, None)}: {len(missing)} of {len(partition_keys)} partitions are not materialized: "
+            f"{', '.join(missing[:_NAMED])}{more}. Nothing was committed for them under "
+            f"{records.url}/{keys.asset_prefix(asset)}log. Materialize them first."
+        )
+    return found
+
+
+def _load_found(store: ObjectStore, name: str, found: ValueRef) -> Any:
     try:
         manifest = read_manifest(store, found.manifest)
         parts = {role: get_object(store, stored) for role, stored in manifest.objects.items()}
     except IntegrityError as error:
         raise IntegrityError(f"{name}: {error} Materialize it again.") from error
-    value = codecs.decode(manifest.codec, parts, manifest.meta)
-    if expected is not None and not isinstance(value, expected):
-        raise UnsupportedValueError(f"{name} holds {type(value).__name__}, not {expected.__name__} ({found.location}).")
-    return value  # type: ignore[no-any-return]
+    return codecs.decode(manifest.codec, parts, manifest.meta)

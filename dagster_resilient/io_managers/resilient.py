@@ -4,7 +4,6 @@ No postponed annotations here: Dagster reads the fields' types.
 """
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dagster as dg
@@ -13,9 +12,7 @@ from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.resources import ResilientResource, value_metadata
 from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage.retry import OUTAGE_PATIENCE, hasty
-from dagster_resilient.values import StoredValue, load_value, store_value
-
-_READERS = 16
+from dagster_resilient.values import StoredValue, load_value, load_values, store_value
 
 
 class ResilientIOManager(dg.ConfigurableIOManager):
@@ -61,7 +58,7 @@ class ResilientIOManager(dg.ConfigurableIOManager):
         """Load a value, or for several partitions a dict in partition order.
 
         Raises:
-            ValueNotFoundError: A partition was never materialized.
+            ValueNotFoundError: Partitions were never materialized. Names them, before anything is loaded.
             IntegrityError: An object is missing or damaged.
         """
         path = (
@@ -76,10 +73,7 @@ class ResilientIOManager(dg.ConfigurableIOManager):
         partitions = [str(key) for key in context.asset_partition_keys]
         if len(partitions) == 1:
             return load_value(store, path, partitions[0], records=records)
-        ordered = _in_definition_order(context, partitions)
-        with ThreadPoolExecutor(min(_READERS, max(len(ordered), 1))) as pool:
-            values: Iterable[Any] = pool.map(lambda key: load_value(store, path, key, records=records), ordered)
-            return dict(zip(ordered, values, strict=True))
+        return load_values(store, path, _in_definition_order(context, partitions), records)
 
 
 def _path(context: dg.OutputContext | dg.InputContext, resilient: ResilientResource) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import torch
 
 from dagster_resilient import ResilientIOManager, ResilientResource, codecs
 from dagster_resilient.errors import IntegrityError, UnsupportedValueError, ValueNotFoundError
-from dagster_resilient.state import heartbeat
+from dagster_resilient.state import heartbeat, index
 from dagster_resilient.storage.manifest import read_manifest
 from dagster_resilient.values import find_value
 
@@ -79,8 +79,10 @@ def test_awkward_partition_keys_stay_apart(resilient):
     assert [resilient.load("up", str, key) for key in LETTERS.get_partition_keys()] == LETTERS.get_partition_keys()
 
 
-def test_fan_in_keeps_partitions_whose_value_is_none(resilient):
+@pytest.mark.parametrize("few", [1, 50], ids=["by listing", "one by one"])
+def test_fan_in_keeps_partitions_whose_value_is_none(resilient, monkeypatch, few):
     """A dict of partitions has every partition, in order of definition, also those that hold None."""
+    monkeypatch.setattr(index, "FEW", few)
     seen = {}
 
     @dg.asset(partitions_def=LETTERS)
@@ -96,6 +98,24 @@ def test_fan_in_keeps_partitions_whose_value_is_none(resilient):
     assert run([up, down], resilient, selection=[down]).success
     assert list(seen) == LETTERS.get_partition_keys()
     assert seen["c"] is None
+
+
+def test_fan_in_names_the_partitions_that_are_missing(resilient):
+    """All of them, in one error, before anything is loaded."""
+
+    @dg.asset(partitions_def=LETTERS)
+    def up(context) -> str:
+        return context.partition_key
+
+    @dg.asset
+    def down(up) -> None:
+        raise AssertionError("ran without its input")
+
+    for key in ("a", "ü", "c"):
+        assert run([up], resilient, partition_key=key).success
+    error = failure_of(run([up, down], resilient, selection=[down]))
+    assert "ValueNotFoundError" in error
+    assert f"2 of 5 partitions are not materialized: a/b, {'x' * 300}. " in error
 
 
 def test_a_refused_value_leaves_the_previous_one(resilient):

@@ -120,11 +120,21 @@ def world(tmp_path) -> Iterator[World]:
         yield World(instance, str(tmp_path / "store"))
 
 
+@pytest.fixture(params=["one by one", "by listing"])
+def look(request, monkeypatch) -> None:
+    """The partitions count as few, or as so many that they are looked at through the folded index."""
+    if request.param == "by listing":
+        monkeypatch.setattr("dagster_resilient.state.index.FEW", 0)
+        monkeypatch.setattr("dagster_resilient.facts.FEW", 0)
+        monkeypatch.setattr("dagster_resilient.state.index._MOVED", 0)
+
+
 def selected(run: dg.DagsterRun) -> set[str]:
     """Names of the selected assets."""
     return {key.to_user_string() for key in run.asset_selection or ()}
 
 
+@pytest.mark.usefixtures("look")
 def test_exactly_what_is_missing_is_re_executed(world):
     """Two of six partitions are committed: the re-execution covers the other four, and what lies below."""
     run = world.a_run()
@@ -164,6 +174,7 @@ def test_a_committed_but_unrecorded_value_is_adopted(world):
     assert world.instance.get_materialized_partitions(dg.AssetKey("base")) == set("abcdef")
 
 
+@pytest.mark.usefixtures("look")
 def test_a_recorded_but_absent_object_is_missing(world):
     """A value whose object was deleted is computed again."""
     run = world.a_run()
@@ -175,6 +186,7 @@ def test_a_recorded_but_absent_object_is_missing(world):
     assert child.tags["dagster/partition"] == "c"
 
 
+@pytest.mark.usefixtures("look")
 def test_a_run_that_did_everything_is_not_repeated(world):
     """Nothing is missing: the decision says so, and no run is launched."""
     run = world.a_run(asset_selection=frozenset({dg.AssetKey("middle")}), tags={})
