@@ -93,7 +93,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
 
     url: str
     storage_options: dict[str, Any] = Field(default={}, repr=False)
-    s3: dg.ResourceDependency[Any] = None
+    s3: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # Dagster takes a default
     state_url: str | None = Field(default=None, repr=False)
     heartbeat_seconds: float = DEFAULT_INTERVAL
     ttl_seconds: float = DEFAULT_TTL

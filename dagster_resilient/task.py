@@ -98,7 +98,18 @@ class Attempt:
             fenced=self.sidecar.fenced if self.sidecar else lambda: None,
             displaces_live=self.displaces_live,
             records=hasty(self.records, patience),
+            **self._watches(),
         )
+
+    def _watches(self) -> dict[str, Any]:
+        """The heartbeat process can read logs in the object store only."""
+        if self.sidecar is None or not isinstance(self.records, ObjectRecords):
+            return {}
+        sidecar = self.sidecar
+        return {
+            "watch": lambda prefix, generation, task: sidecar.watch(prefix, generation, task=task),
+            "unwatch": sidecar.unwatch,
+        }
 
     def _progress(self, fields: dict[str, Any]) -> None:
         if self.sidecar is not None:

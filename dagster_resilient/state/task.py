@@ -49,6 +49,8 @@ class DurableTask:
         now: The store's clock, for judging another owner's heartbeat.
         progress: Where `report` sends iteration counters; must neither raise nor block.
         fenced: Returns a reason once a fence of this run was read by the heartbeat process.
+        watch: Has the heartbeat process look for generations newer than the one given, under a prefix of log entries.
+        unwatch: Ends that. Called before the lease is given away: a successor is then no surprise.
         displaces_live: Whether a higher attempt takes the lease from a lower one that may still live. True where a host
             decides that a try is superseded (Dagster's retries and re-executions), False for scripts, where a second
             start may be a mistake.
@@ -64,6 +66,8 @@ class DurableTask:
     fingerprint: str | None = None
     progress: Callable[[dict[str, Any]], None] = lambda _fields: None
     fenced: Callable[[], str | None] = lambda: None
+    watch: Callable[[str, int, str], None] = lambda _prefix, _generation, _task: None
+    unwatch: Callable[[str], None] = lambda _prefix: None
     displaces_live: bool = True
     records: RecordStore = field(default=cast("RecordStore", None))
     sleep: Callable[[float], None] = time.sleep
@@ -142,6 +146,7 @@ class DurableTask:
             # number that was trimmed.
             if self.log.append(entry) and self.log.stands(entry):
                 self._hold(entry, sent_at)
+                self.watch(f"{self.prefix}/", entry.generation, str(self))
                 return entry
         raise self._too_many_conflicts()
 
@@ -177,6 +182,7 @@ class DurableTask:
             freed = head.owner is None or head.generation > lease.generation
             return head.training_done and freed and (head.series, head.fingerprint) == (lease.series, lease.fingerprint)
 
+        self.unwatch(f"{self.prefix}/")
         self._commit("complete", lambda _: {"training_done": True, "owner": None}, holds)
         self._held = None
 
@@ -184,6 +190,7 @@ class DurableTask:
         """Free the lease and leave the state as it is, for the next try."""
         if self._held is None:
             return
+        self.unwatch(f"{self.prefix}/")
         self._commit("release", lambda _: {"owner": None}, lambda head: head.owner is None)
         self._held = None
 
