@@ -25,6 +25,7 @@ from dagster_resilient.dagster_compat import (
 from dagster_resilient.errors import ConfigurationError, UnsupportedValueError
 from dagster_resilient.io_managers import ResilientIOManager
 from dagster_resilient.resources import RUN_WORKER_ENV, ResilientResource
+from dagster_resilient.state.beats import carries_heartbeats
 from dagster_resilient.state.owner import start_ticks
 
 
@@ -72,7 +73,8 @@ class ResilientExecutor(dg.Executor):
         """Run the plan. A resumed run does the steps that have not succeeded.
 
         Raises:
-            ConfigurationError: A store of the run lives in one process's memory. No step has started.
+            ConfigurationError: A store of the run lives in one process's memory, or carries no heartbeats. No step has
+            started.
         """
         with on_run_worker_start(plan_context, execution_plan):
             yield from self._inner.execute(plan_context, remaining_plan(plan_context, execution_plan))
@@ -85,7 +87,7 @@ def on_run_worker_start(plan_context: PlanOrchestrationContext, execution_plan: 
     The body also ends by an exception, and when Dagster drops the executor's generator: the heartbeat ends with it.
     """
     stores = resilient_resources(plan_context)
-    _refuse_memory(stores, execution_plan)
+    _refuse_unfit(stores, execution_plan)
     _refuse_hints(plan_context)
     with ExitStack() as stack:
         stack.enter_context(named_run_worker())
@@ -100,14 +102,20 @@ def resilient_resources(plan_context: PlanOrchestrationContext) -> list[Resilien
     return list(by_url.values())
 
 
-def _refuse_memory(stores: list[ResilientResource], execution_plan: ExecutionPlan) -> None:
-    """Each step would have a memory, and a memory store, of its own: every value would be lost without a word."""
+def _refuse_unfit(stores: list[ResilientResource], execution_plan: ExecutionPlan) -> None:
+    """Each step would have a memory store of its own; and a run without heartbeats counts as lost."""
     for store in stores:
-        if store.url.startswith("memory:"):
+        if not store.store.is_shared:
             raise ConfigurationError(
                 f"The store {store.url!r} lives in the memory of one process, but {resilient_executor.name!r} runs the "
                 f"steps {', '.join(execution_plan.step_keys_to_execute)} in processes of their own. Give "
                 "ResilientResource a bucket or a directory as `url`, or use `in_process_executor`."
+            )
+        if not carries_heartbeats(store.store):
+            raise ConfigurationError(
+                f"The store {store.url!r} cannot be opened by the heartbeat process, which has only obstore, so the "
+                f"recovery sensor would take each run of {resilient_executor.name!r} for lost. Give ResilientResource "
+                "an S3, GCS or Azure bucket or a directory as `url`, or use another executor, without recovery."
             )
 
 

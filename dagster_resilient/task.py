@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from os import PathLike
 from typing import Any, Protocol, TypeVar
 
 from dagster_resilient.checkpoint import TrainingSession
@@ -299,7 +300,7 @@ class Task:
 
 
 def open_task(
-    url: str | ObjectStore,
+    url: str | PathLike[str] | ObjectStore,
     name: AssetName,
     partition: str | None = None,
     *,
@@ -330,7 +331,7 @@ def open_task(
         StorageError: The store refuses or does not answer.
     """
     check_heartbeat(heartbeat_seconds, ttl_seconds)
-    store = open_store(url, storage_options) if isinstance(url, str) else url
+    store = url if isinstance(url, ObjectStore) else open_store(url, storage_options)
     path = asset_path(name)
     root = f"script:{keys.asset_segment(path)}/{keys.partition_segment(partition)}"
     attempt = begin_attempt(

@@ -1,16 +1,17 @@
 """The process beside a step or run worker: it writes heartbeats, watches who lives, and ends what must not go on.
 
-It runs as ``python -I -S _sidecar.py`` and imports the standard library, obstore and `_processes`, nothing else: it
-must beat before its parent has imported anything heavy, and take little memory. One JSON line on its standard input
-configures it (credentials never stand in the arguments or the environment); later lines bring progress or say goodbye.
-Lines on its standard output tell the parent of a fence or of trouble with the store.
+It runs as ``python -I -S _sidecar.py`` and imports the standard library, obstore and the `_sidecar_*` and `_processes`
+beside it, nothing else: it must beat before its parent has imported anything heavy, and take little memory. One JSON
+line on its standard input configures it (credentials never stand in the arguments or the environment); later lines
+bring progress, logs to watch, or say goodbye. Lines on its standard output tell the parent of a fence, of a task that
+was taken over, or of trouble with the store.
 
-Two threads: the main one watches processes and deadlines, `Beater` talks to the store. A store that hangs can thus
-delay beats and fences, but never the watch.
+The main thread watches processes and deadlines; what talks to the store has threads of its own (`_sidecar_work`). A
+store that hangs can thus delay beats and fences, but never the watch.
 """
 
 # pathlib costs more to import than all the rest of this file:
-# ruff: noqa: PTH100, PTH103, PTH105, PTH108, PTH116, PTH120, PTH123
+# ruff: noqa: PTH100, PTH120
 
 from __future__ import annotations
 
@@ -20,198 +21,20 @@ import os
 import select
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 if __name__ == "__main__":
     # A script started with -I and -S finds nothing beside itself. The package's own __init__ files import nothing.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from dagster_resilient.state._processes import Watched, descendants, kill_tree
-
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Store(Protocol):
-        """The three calls that a sidecar makes."""
-
-        def put(self, key: str, body: bytes) -> None:
-            """Write an object."""
-
-        def get(self, key: str) -> bytes:
-            """Read an object; FileNotFoundError where there is none."""
-
-        def delete(self, key: str) -> None:
-            """Delete an object, there or not."""
-
+from dagster_resilient.state._sidecar_store import Patience
+from dagster_resilient.state._sidecar_work import AT_ONCE, Beater, Caller, Lookout, Shared
 
 LONGEST_SLEEP = 5.0
+REST = 0.05  # seconds between two looks into the pipe: a report that wakes this process costs the step 100 us, else 25
 POLLING = 0.5  # seconds between looks where the kernel has no pidfd
-LAST_WORDS = 10.0  # seconds to bring out the last beat of a parent that died
-
-
-class Directory:
-    """A local store. Atomic by rename, not synced: a heartbeat need not outlive a power loss."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._seen = False
-
-    def put(self, key: str, body: bytes) -> None:
-        """Write an object. A root that was there and has gone (unmounted, renamed) is not made again."""
-        if self._seen:
-            os.stat(self._path)
-        target = f"{self._path}/{key}"
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        # Listings skip names that end in "#" and digits; see LocalDirectoryStore.
-        temporary = f"{target}#{os.getpid()}"
-        with open(temporary, "wb") as file:
-            file.write(body)
-        os.replace(temporary, target)
-        self._seen = True
-
-    def get(self, key: str) -> bytes:
-        """Read an object."""
-        with open(f"{self._path}/{key}", "rb") as file:
-            return file.read()
-
-    def delete(self, key: str) -> None:
-        """Delete an object."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self._path}/{key}")
-
-
-class Bucket:
-    """A prefix of an S3 bucket, through obstore, with short timeouts and no retries: the next interval is the retry."""
-
-    def __init__(self, config: dict[str, Any], timeout: float) -> None:
-        import obstore  # noqa: PLC0415 - only S3 needs it, and only once the path to it is known
-        from obstore.store import S3Store  # noqa: PLC0415 - as above
-
-        self._obstore = obstore
-        self._root = config["root"]
-        plain_http = str(config["config"].get("endpoint", "")).startswith("http://")
-        self._client = S3Store(
-            config["bucket"],
-            config=config["config"],
-            client_options={"timeout": f"{timeout}s", "connect_timeout": f"{timeout}s", "allow_http": plain_http},
-            retry_config={"max_retries": 0},
-        )
-
-    def put(self, key: str, body: bytes) -> None:
-        """Write an object."""
-        self._obstore.put(self._client, self._root + key, body, use_multipart=False)
-
-    def get(self, key: str) -> bytes:
-        """Read an object."""
-        return bytes(self._obstore.get(self._client, self._root + key).bytes())
-
-    def delete(self, key: str) -> None:
-        """Delete an object."""
-        with contextlib.suppress(FileNotFoundError):
-            self._obstore.delete(self._client, self._root + key)
-
-
-def open_store(config: dict[str, Any], timeout: float) -> Store:
-    """Open what `ObjectStore.sidecar_config` describes."""
-    if config["kind"] == "local":
-        return Directory(config["path"])
-    if config["kind"] == "s3":
-        return Bucket(config, timeout)
-    raise ValueError(f"the sidecar knows no store of kind {config['kind']!r}")
-
-
-class Beater(threading.Thread):
-    """Writes the beats and looks for the fence. Whatever the store does, it tries again at the next interval."""
-
-    def __init__(self, config: dict[str, Any], parent: Watched, tell: Callable[[dict[str, str]], None]) -> None:
-        super().__init__(daemon=True)
-        self.fence: str | None = None
-        self.progress: dict[str, Any] = {}
-        self.step_key: str | None = config["beat"].get("step_key")
-        self.finished = threading.Event()
-        self.awake, self._alarm = os.pipe()
-        self._config = config
-        self._parent = parent
-        self._tell = tell
-        self._store: Store | None = None
-        self._sequence = 0
-        self._failing: set[str] = set()
-        self._last: str | None = None
-        self._ended = threading.Event()
-
-    def update(self, message: dict[str, Any]) -> None:
-        """Merge a line of progress; a new step starts with none. The dict is replaced, since the thread may read it."""
-        step_key = message.get("step_key", self.step_key)
-        base = self.progress if step_key == self.step_key else {}
-        self.progress, self.step_key = {**base, **message.get("progress", {})}, step_key
-
-    def finish(self, last: str) -> None:
-        """Ask for the last act: ``delete`` the heartbeat, or write that the parent has ``exited``."""
-        self._last = last
-        self._ended.set()
-
-    def run(self) -> None:
-        """Beat every interval until the end, then act for the last time."""
-        due = time.monotonic()
-        while self._last is None:
-            if not self._parent.stopped():
-                self._try(self._beat)
-            self._try(self._look_for_fence)
-            due = max(due + self._config["interval"], time.monotonic())
-            self._ended.wait(due - time.monotonic())
-        deadline = time.monotonic() + LAST_WORDS
-        while not self._try(self._last_act) and time.monotonic() < deadline:
-            time.sleep(min(self._config["interval"], 1.0))
-        self.finished.set()
-
-    def _try(self, act: Callable[[Store], None]) -> bool:
-        """Open the store where need be, and act. The first failure in a row is told; none is raised."""
-        try:
-            if self._store is None:
-                self._store = open_store(self._config["store"], self._config["store_timeout"])
-            act(self._store)
-        except Exception as error:  # noqa: BLE001 - G7: whatever a store raises, a heartbeat only tries again
-            if act.__name__ not in self._failing:
-                self._failing.add(act.__name__)
-                self._tell({"trouble": f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:300]})
-            return False
-        self._failing.discard(act.__name__)
-        return True
-
-    def _beat(self, store: Store) -> None:
-        self._sequence += 1
-        state = "running" if self._last is None else "exited"
-        beat = {**self._config["beat"], "seq": self._sequence, "progress": self.progress, "state": state}
-        if self.step_key is not None:
-            beat["step_key"] = self.step_key
-        store.put(self._config["key"], json.dumps(beat).encode())
-
-    def _look_for_fence(self, store: Store) -> None:
-        """A fence that exists counts, whatever is in it. A store that cannot be asked says nothing."""
-        if self.fence is not None:
-            return
-        try:
-            raw = store.get(self._config["fence_key"])
-        except FileNotFoundError:
-            return
-        self.fence = _reason(raw)
-        os.write(self._alarm, b"!")
-
-    def _last_act(self, store: Store) -> None:
-        if self._last == "delete":
-            store.delete(self._config["key"])
-        else:
-            self._beat(store)
-
-
-def _reason(raw: bytes) -> str:
-    try:
-        return str(json.loads(raw)["reason"])
-    except (ValueError, TypeError, KeyError):
-        return "the fence gives no reason"
 
 
 class Inbox:
@@ -256,16 +79,19 @@ class Guard:
         self._inbox = inbox
         self._parent = Watched(*config["parent"])
         self._worker = Watched(*config["worker"]) if config["worker"] else None
-        self._beater = Beater(config, self._parent, self._tell)
+        shared = Shared(config["store"])
+        self._beater = Beater(config, self._parent, Caller(shared, patience(config), tell))
+        self._lookout = Lookout(config, Caller(shared, patience(config), tell), self._beater.tried)
+        self._deaf_until = 0.0
         self._goodbye = False
-        self._told = False
-        self._term_at: float | None = None
+        self._ends: dict[str, float] = {}  # when the parent must end, by cause
         self._kill_at: float | None = None
         self._known: dict[int, Watched] = {}
 
     def run(self) -> None:
         """Watch until the parent says goodbye or dies."""
         self._beater.start()
+        self._lookout.start()
         while True:
             self._read_inbox()
             if self._goodbye or self._parent.dead():
@@ -277,30 +103,52 @@ class Guard:
             self._sleep()
 
     def _read_inbox(self) -> None:
-        for message in self._inbox.read():
+        messages = self._inbox.read()
+        if messages:
+            self._deaf_until = time.monotonic() + REST
+        for message in messages:
             self._goodbye = self._goodbye or bool(message.get("bye"))
-            self._beater.update(message)
+            if "watch" in message:
+                self._lookout.watch(message["watch"])
+                self._ends.pop(message["watch"]["prefix"], None)
+            elif "unwatch" in message:
+                self._lookout.unwatch(message["unwatch"])
+                self._ends.pop(message["unwatch"], None)
+            else:
+                self._beater.update(message)
 
     def _judge(self, now: float) -> None:
         """Decide whether the parent must end: a fence gives it time to stop by itself, a dead run worker does not."""
         if self._worker is not None and self._worker.dead():
             self._worker = None
-            self._end_at(now)
-        if self._beater.fence is not None and not self._told:
-            self._told = True
-            self._tell({"fenced": self._beater.fence})
-            self._end_at(now + self._config["fence_grace"])
+            self._ends["worker"] = now
+        if self._lookout.fence is not None and "fence" not in self._ends:
+            self._ends["fence"] = now + self._config["fence_grace"]
+            tell({"fenced": self._lookout.fence})
+        self._judge_takeovers(now)
 
-    def _end_at(self, when: float) -> None:
-        if self._kill_at is None:
-            self._term_at = when if self._term_at is None else min(self._term_at, when)
+    def _judge_takeovers(self, now: float) -> None:
+        """A newer generation counts while its watch does.
+
+        The parent takes a watch back before it gives the lease away. So whoever has read a successor's entry finds that
+        in the pipe: the pipe is read after what was found is taken, and before it is believed.
+        """
+        taken = self._lookout.taken()
+        if taken:
+            self._read_inbox()
+        for watch in taken:
+            if self._lookout.holds(watch) and watch.prefix not in self._ends:
+                self._ends[watch.prefix] = now + self._config["fence_grace"]
+                tell({"fenced": watch.reason(), "prefix": watch.prefix, "generation": watch.generation})
 
     def _act(self, now: float) -> None:
-        if self._term_at is not None and now >= self._term_at:
+        if self._goodbye:
+            return
+        if self._kill_at is None and now >= min(self._ends.values(), default=float("inf")):
             # Remember the tree: children of a parent that obeys are handed to init and could not be found later.
             self._known = {self._parent.pid: self._parent, **descendants({self._parent.pid: self._parent})}
             self._parent.send(signal.SIGTERM)
-            self._term_at, self._kill_at = None, now + self._config["term_grace"]
+            self._kill_at = now + self._config["term_grace"]
         if self._kill_at is not None and now >= self._kill_at:
             kill_tree(self._known)
             self._kill_at = float("inf")  # SIGKILL is not lost; more of them change nothing
@@ -316,21 +164,37 @@ class Guard:
             while time.monotonic() < (self._kill_at or 0) and not all(w.dead() for w in self._known.values()):
                 time.sleep(0.05)
             kill_tree(self._known)
-        self._beater.finished.wait(LAST_WORDS)
+        self._beater.finished.wait(self._beater.last_words)
 
     def _sleep(self) -> None:
+        """Wait for whatever comes first. Lines that follow each other closely are read together."""
+        now = time.monotonic()
         watched = [w for w in (self._parent, self._worker) if w is not None]
-        fds = [fd for fd in (self._beater.awake, self._inbox.fd, *(w.fd for w in watched)) if fd is not None]
+        resting = self._inbox.fd is not None and now < self._deaf_until
+        listened = None if resting else self._inbox.fd
+        fds = [fd for fd in (self._lookout.awake, listened, *(w.fd for w in watched)) if fd is not None]
         longest = POLLING if any(w.fd is None for w in watched) else LONGEST_SLEEP
-        deadlines = [when - time.monotonic() for when in (self._term_at, self._kill_at) if when is not None]
-        ready = select.select(fds, [], [], max(0.0, min([longest, *deadlines])))[0]
-        if self._beater.awake in ready:
-            os.read(self._beater.awake, 64)
+        deadlines = list(self._ends.values()) if self._kill_at is None else [self._kill_at]
+        deadlines += [self._deaf_until] if resting else []
+        ready = select.select(fds, [], [], max(0.0, min([longest, *(when - now for when in deadlines)])))[0]
+        if self._lookout.awake in ready:
+            os.read(self._lookout.awake, 64)
 
-    @staticmethod
-    def _tell(message: dict[str, str]) -> None:
-        with contextlib.suppress(OSError):  # the parent is gone, or does not read: it is watched all the same
-            os.write(1, json.dumps(message).encode() + b"\n")
+
+def patience(config: dict[str, Any]) -> Patience:
+    """Return how long calls may take.
+
+    Not longer than half a TTL, so that one call that is lost does not make the parent look lost. Nor than a round of
+    the beats that may hang together, so that one is always free to go out when the store is back.
+    """
+    beat = config["beat"]
+    return Patience(config["store_timeout"], min(beat["ttl"] / 2, AT_ONCE * beat["interval"]))
+
+
+def tell(message: dict[str, Any]) -> None:
+    """Write a line for the parent."""
+    with contextlib.suppress(OSError):  # the parent is gone, or does not read: it is watched all the same
+        os.write(1, json.dumps(message).encode() + b"\n")
 
 
 def main() -> None:
@@ -345,7 +209,7 @@ def main() -> None:
         # Behind the standard library: -S has left it out so that no .pth file and no site hook runs.
         sys.path.append(config["site"])
         Guard(config, inbox).run()
-    os._exit(0)  # the store thread may hang in a call; nobody waits for it
+    os._exit(0)  # threads may hang in a call; nobody waits for them
 
 
 if __name__ == "__main__":

@@ -6,17 +6,21 @@ alone: an object's last-modified against `store_now`.
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import pydantic
 
-from dagster_resilient.errors import ObjectNotFoundError
+from dagster_resilient.errors import ConfigurationError, ObjectNotFoundError
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import Record
 from dagster_resilient.storage.object_store import ObjectStore
 
 Role = Literal["worker", "step"]
+
+_log = logging.getLogger(__name__)
+_mute: set[str] = set()
 
 
 class Beat(Record):
@@ -68,6 +72,20 @@ class LiveName(NamedTuple):
     def key(self) -> str:
         """Key of the heartbeat object."""
         return keys.live_key(self.run_id, self.role, self.process)
+
+
+def carries_heartbeats(store: ObjectStore) -> bool:
+    """Return whether a sidecar can write to a store. A store that others see and it cannot is warned of, once."""
+    if not store.is_shared:
+        return False
+    try:
+        store.sidecar_config()
+    except ConfigurationError as error:
+        if store.url not in _mute:
+            _mute.add(store.url)
+            _log.warning("No heartbeats at %s: %s", store.url, error)
+        return False
+    return True
 
 
 def list_beats(store: ObjectStore) -> list[LiveName]:

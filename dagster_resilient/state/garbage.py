@@ -23,7 +23,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from dagster_resilient.errors import ConfigurationError, IntegrityError, StoreUnavailableError
-from dagster_resilient.state.beats import list_beats, store_now
+from dagster_resilient.state.beats import carries_heartbeats, list_beats, store_now
 from dagster_resilient.state.fences import fence_run, read_fence
 from dagster_resilient.state.log import KEEP_FOR, NumberedLog
 from dagster_resilient.state.records import Claim, Entry
@@ -289,7 +289,7 @@ class Collector:
 
     def _beating_runs(self) -> set[str] | None:
         """Return the runs with a heartbeat younger than the grace; None where the store carries no heartbeats."""
-        if not self._store.is_shared or not _carries_heartbeats(self._store):
+        if not carries_heartbeats(self._store):
             return None
         return {beat.run_id for beat in list_beats(self._store) if not self._old(beat.last_modified)}
 
@@ -344,11 +344,3 @@ def _garbage(prefix: str, name: str, infos: list[ObjectInfo], why: str) -> Garba
 def _write_prefix(key: str) -> str:
     """Return the prefix of the write that an object belongs to."""
     return "/".join(key.split("/")[:5])
-
-
-def _carries_heartbeats(store: ObjectStore) -> bool:
-    try:
-        store.sidecar_config()
-    except ConfigurationError:
-        return False
-    return True

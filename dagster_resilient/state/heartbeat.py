@@ -11,23 +11,21 @@ import contextlib
 import importlib.util
 import json
 import logging
-import math
 import multiprocessing.util
-import numbers
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dagster_resilient.state._processes import SIDECAR, exists, read_stat
-from dagster_resilient.state.beats import Beat, LiveName, Role, list_beats, read_beat, store_now
+from dagster_resilient.state._sidecar_pipe import close_pipes, let_go, lines, plain, write_all, write_within
+from dagster_resilient.state.beats import Beat, LiveName, Role, carries_heartbeats, list_beats, read_beat, store_now
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.object_store import ObjectStore
 
@@ -45,6 +43,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _LONGEST_LINE = 4096  # PIPE_BUF on Linux: up to here a write to a pipe is whole or refused, from any thread
+_LONGEST_NAME = 300  # of a task, in a line that must fit into the pipe
 _STARTS = 4
 _GOODBYE = 2.0
 _STORE_TIMEOUT = 5.0
@@ -63,7 +62,7 @@ def process_identity(pid: int) -> tuple[int, int] | None:
 
 
 class Sidecar:
-    """The process that beats for this one. Of all methods only `close` waits, and that for about two seconds at most.
+    """The process that beats for this one. No method waits for the store, but `close`, and that for two seconds or so.
 
     The sidecar reports this process's death, tells it of a fence, ends it where it ignores the fence, and ends it where
     the run worker that it belongs to has died. After a fork the child's copy of this object does nothing: the sidecar
@@ -125,11 +124,20 @@ class Sidecar:
         self._child: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._over = threading.Event()
+        self._fence: str | None = None
+        self._taken: dict[str, str] = {}
         self._fenced: str | None = None
+        self._watches: dict[str, dict[str, Any]] = {}
         self._warned: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Sidecar({self.key!r})"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the sidecar, or None where none runs."""
+        child = self._child
+        return None if child is None else child.pid
 
     def start(self) -> None:
         """Start the sidecar process, and return without waiting for its first beat. A second call does nothing."""
@@ -148,14 +156,50 @@ class Sidecar:
         dropped; the next one takes its place.
         """
         message = {"step_key": fields.pop("step_key")} if "step_key" in fields else {}
-        line = json.dumps({**message, "progress": _plain(fields)}).encode() + b"\n"
+        line = json.dumps({**message, "progress": plain(fields)}).encode() + b"\n"
         if len(line) > _LONGEST_LINE:
             self._warn("long", f"a progress report of {len(line)} bytes was dropped; at most {_LONGEST_LINE} are sent")
         elif not self._send(line):
             self._warn("dropped", "a progress report was dropped, since the sidecar did not take it")
 
+    def watch(self, log_prefix: str, generation: int, *, task: str = "") -> None:
+        """Have the log of a held task watched: an entry of a newer generation is told, and ends us, as a fence does.
+
+        The sidecar lists the log once per interval, for the first time an interval from now. It asks nothing of this
+        process, so it finds a successor also where this one holds the GIL for hours. Call it once the lease is
+        acquired; a second call for the same log takes the place of the first.
+
+        Args:
+            log_prefix: Key under which the entries ``<10 digits>.json`` stand, with the slash at its end.
+            generation: Our generation.
+            task: Name of the task in what is told; the prefix by default.
+        """
+        if os.getpid() != self._pid:
+            return
+        message = {"prefix": log_prefix, "generation": generation, "task": (task or log_prefix)[:_LONGEST_NAME]}
+        with self._lock:
+            self._take_back(log_prefix)
+            self._watches[log_prefix] = message
+            self._insist({"watch": message})
+
+    def unwatch(self, log_prefix: str) -> None:
+        """Watch a log no more; what its watch has told is taken back, as far as SIGTERM is not sent.
+
+        Call it *before* the entry is written that gives the lease away: else the entry of a rightful successor is taken
+        for one that took over, and ends this process.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._watches.pop(log_prefix, None) is not None:
+                self._take_back(log_prefix)
+                self._insist({"unwatch": log_prefix})
+
     def fenced(self) -> str | None:
-        """Return why our run was fenced, or None as far as the sidecar knows. Cheap enough to ask at every step."""
+        """Return why our run was fenced or a task taken over, or None as far as the sidecar knows.
+
+        Cheap enough to ask at every step.
+        """
         return self._fenced
 
     def close(self) -> None:
@@ -169,13 +213,13 @@ class Sidecar:
         if was_over or child is None or reader is None:
             return
         deadline = time.monotonic() + _GOODBYE
-        self._say_goodbye(child, deadline)
+        write_within(child, b'{"bye": true}\n', deadline)
         try:
             child.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             child.kill()
             self._warn("goodbye", f"the heartbeat may remain: the store did not delete it within {_GOODBYE:g} s")
-        _let_go(child, reader)
+        let_go(child, reader)
 
     def _spawn(self) -> subprocess.Popen[bytes] | None:
         """Start the process. It inherits that the terminal's signals are blocked, from its first instant on."""
@@ -198,7 +242,7 @@ class Sidecar:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once: `_listen` sees that
-            _write_all(child.stdin.fileno(), config)
+            write_all(child.stdin.fileno(), config)
         os.set_blocking(child.stdin.fileno(), False)
         return child
 
@@ -210,7 +254,7 @@ class Sidecar:
             "beat": self._beat.model_dump(mode="json", exclude_none=True),
             "key": self.key,
             "fence_key": self._fence_key,
-            "interval": self._beat.interval,
+            "watches": list(self._watches.values()),
             "parent": process_identity(self._pid),
             "worker": self._worker,
         }
@@ -226,38 +270,57 @@ class Sidecar:
         except (OSError, ValueError):
             return False
 
-    def _say_goodbye(self, child: subprocess.Popen[bytes], deadline: float) -> None:
-        assert child.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it has died already
-            while child.stdin.write(b'{"bye": true}\n') is None and time.monotonic() < deadline:
-                select.select([], [child.stdin], [], max(0.0, deadline - time.monotonic()))
-
     def _listen(self) -> None:
         """Read what the sidecars say. One that ends without our goodbye was killed, and is replaced, at most thrice."""
         for start in range(1, _STARTS + 1):
             child = self._child
             if child is None:
                 return
-            for message in _lines(child):
+            for message in lines(child):
                 self._hear(message)
             child.wait()
             if self._over.is_set():
                 return
             self._warn(f"died {start}", f"the sidecar of {self.key} ended with code {child.returncode}")
             self._child = None
-            _close_pipes(child.stdin, child.stdout)
+            close_pipes(child.stdin, child.stdout)
             if start == _STARTS or self._over.wait(self._beat.interval):
                 return
             with self._lock:
                 self._child = None if self._over.is_set() else self._spawn()
 
-    def _hear(self, message: Mapping[str, str]) -> None:
-        if "fenced" in message:
-            self._fenced = message["fenced"]
+    def _hear(self, message: Mapping[str, Any]) -> None:
         if "trouble" in message:
-            self._warn(
-                "trouble", f"a beat of {self.key} failed, and is tried again at each interval: {message['trouble']}"
-            )
+            where = f"{message['doing']} failed ({self._store.url}/{self.key})"
+            self._warn("trouble", f"{where}, and is tried again at each interval: {message['trouble']}")
+        if "fenced" in message:
+            with self._lock:
+                self._take_in(message)
+
+    def _take_in(self, message: Mapping[str, Any]) -> None:
+        """Remember a fence; and a takeover too, unless its watch was taken back while the line was under way."""
+        watch = self._watches.get(message.get("prefix", ""))
+        if "prefix" not in message:
+            self._fence = message["fenced"]
+        elif watch is not None and watch["generation"] == message["generation"]:
+            self._taken[message["prefix"]] = message["fenced"]
+        self._fenced = self._fence or next(iter(self._taken.values()), None)
+
+    def _take_back(self, log_prefix: str) -> None:
+        self._taken.pop(log_prefix, None)
+        self._fenced = self._fence or next(iter(self._taken.values()), None)
+
+    def _insist(self, message: Mapping[str, Any]) -> None:
+        """Send a line that must arrive.
+
+        A sidecar that has not read for long is ended: the one that takes its place begins with the watches of now. (A
+        watch that outlives its lease would end this process for nothing.)
+        """
+        child = self._child
+        if child is None or self._over.is_set():
+            return
+        if not write_within(child, json.dumps(message).encode() + b"\n", time.monotonic() + _GOODBYE):
+            child.kill()
 
     def _warn(self, kind: str, text: str) -> None:
         """Warn once of each kind of trouble: a loop of a million steps must not fill the log."""
@@ -266,56 +329,11 @@ class Sidecar:
             _log.warning("Heartbeat: %s.", text.rstrip("."))
 
 
-def _plain(value: Any) -> Any:
-    """Return the value as strict JSON. What is not finite is spelt as pydantic spells it."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        number = float(value)
-        return number if math.isfinite(number) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(number)]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return f"<{type(value).__name__}>"
-
-
 def _site_of_obstore() -> str:
     spec = importlib.util.find_spec("obstore")
     assert spec is not None
     assert spec.origin is not None
     return str(Path(spec.origin).parents[1])
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _lines(child: subprocess.Popen[bytes]) -> Iterator[dict[str, str]]:
-    """Yield what the sidecar says until it ends. Raw reads: a buffered reader in a daemon thread can abort the exit."""
-    assert child.stdout is not None
-    rest = b""
-    while chunk := os.read(child.stdout.fileno(), 65536):
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (json.loads(line) for line in whole)
-
-
-def _let_go(child: subprocess.Popen[bytes], reader: threading.Thread) -> None:
-    """Reap the process and close the pipes, but no pipe that the reader still waits at: its number could be reused."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=1.0)
-    reader.join(timeout=1.0)
-    _close_pipes(child.stdin, None if reader.is_alive() else child.stdout)
-
-
-def _close_pipes(*pipes: IO[bytes] | None) -> None:
-    for pipe in pipes:
-        if pipe is not None:
-            pipe.close()
 
 
 _live: dict[tuple[str, str, str], Sidecar] = {}
@@ -337,7 +355,7 @@ def ensure_sidecar(store: ObjectStore, *, run_id: str, role: Role, **options: An
     Returns:
         None where no other process can see the store.
     """
-    if not store.is_shared:
+    if not carries_heartbeats(store):
         return None
     with _live_lock:
         name = (store.url, run_id, role)

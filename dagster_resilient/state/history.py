@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from os import PathLike
 from typing import Any
 
 from dagster_resilient.errors import ValueNotFoundError
@@ -59,7 +60,10 @@ class HistoryLine:
 
 
 def list_tasks(
-    url: str | ObjectStore, *, storage_options: Mapping[str, Any] | None = None, state_url: str | None = None
+    url: str | PathLike[str] | ObjectStore,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    state_url: str | None = None,
 ) -> list[TaskName]:
     """Return the tasks that a store holds, in order of their names.
 
@@ -77,7 +81,7 @@ def list_tasks(
 
 
 def task_history(
-    url: str | ObjectStore,
+    url: str | PathLike[str] | ObjectStore,
     asset: str | Sequence[str],
     partition: str | None = None,
     *,
@@ -106,8 +110,10 @@ def task_history(
     return [_line(entry, times[entry.n]) for entry in entries]
 
 
-def _records(url: str | ObjectStore, options: Mapping[str, Any] | None, state_url: str | None) -> RecordStore:
-    store = open_store(url, options) if isinstance(url, str) else url
+def _records(
+    url: str | PathLike[str] | ObjectStore, options: Mapping[str, Any] | None, state_url: str | None
+) -> RecordStore:
+    store = url if isinstance(url, ObjectStore) else open_store(url, options)
     return open_state(state_url, store) or ObjectRecords(store)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import uuid
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any
 
 from dagster_resilient.errors import StoreUnavailableError, TaskHeldError
@@ -23,7 +24,7 @@ _CONFLICTS = 100
 
 
 def retire_task(
-    url: str | ObjectStore,
+    url: str | PathLike[str] | ObjectStore,
     asset: tuple[str, ...] | list[str] | str,
     partition: str | None = None,
     *,
@@ -49,7 +50,7 @@ def retire_task(
     Raises:
         TaskHeldError: An owner that is not known to be dead holds the task.
     """
-    store = open_store(url, storage_options) if isinstance(url, str) else url
+    store = url if isinstance(url, ObjectStore) else open_store(url, storage_options)
     path = tuple(asset.split("/")) if isinstance(asset, str) else tuple(asset)
     records = open_state(state_url, store) or ObjectRecords(store)
     return retire(records, path, partition, by=f"retire_task on {socket.gethostname()}", force=force) is not None

@@ -20,20 +20,25 @@ from dagster_resilient.storage.object_store import ObjectStore
 
 T = TypeVar("T")
 RUN = "run-1"
+LOG = "tasks/train/log/%-/"
 FAST: dict[str, Any] = {"run_id": RUN, "root": RUN, "role": "step", "instance_id": "i", "interval": 0.1, "ttl": 1.0}
 
 # A parent. It reads one JSON line that says how to behave, and prints one when it is ready.
 PARENT = """
-import json, os, signal, subprocess, sys, time
+import json, os, signal, subprocess, sys, threading, time
+from dagster_resilient.state import heartbeat
 from dagster_resilient.state.heartbeat import Sidecar
 from dagster_resilient.storage.object_store import open_store
 
 told = json.loads(sys.stdin.readline())
+heartbeat._STORE_TIMEOUT = told.get("store_timeout", heartbeat._STORE_TIMEOUT)
 sidecar = Sidecar(open_store(told["url"], told.get("options")), **told["sidecar"])
 sidecar.start()
 sidecar.progress(step=41)
 sidecar.progress(step=42)
 children = []
+if told.get("watch"):
+    sidecar.watch(told["watch"], 3, task="train")
 if told.get("ignore_term"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if told.get("spawn_on_term"):
@@ -60,7 +65,19 @@ if told.get("fork_a_holder"):
         time.sleep(300)
         os._exit(0)
     children = [pid]
+if told.get("hold_gil"):
+    # A handler of Python's runs only between two of its instructions: never again, below.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+
+    def tick():
+        while True:
+            print("tick", flush=True)
+            time.sleep(0.01)
+
+    threading.Thread(target=tick, daemon=True).start()
 print(json.dumps({"key": sidecar.key, "sidecar": sidecar._child.pid, "children": children}), flush=True)
+if told.get("hold_gil"):
+    sum(range(10**15))  # one instruction, which takes days
 while sidecar.fenced() is None or not told.get("stop_when_fenced"):
     time.sleep(0.01)
 sidecar.close()
@@ -109,6 +126,11 @@ def beat_after(store: ObjectStore, key: str, seq: int) -> Beat:
     return eventually(lambda: beat if (beat := read_beat(store, key)) is not None and beat.seq > seq else None)
 
 
+def append(store: ObjectStore, n: int, generation: int) -> None:
+    """Write an entry of the log of a task, as far as the sidecar reads it."""
+    store.create(f"{LOG}{n:010d}.json", json.dumps({"n": n, "generation": generation}).encode())
+
+
 def fence(store: ObjectStore, run_id: str = RUN) -> None:
     """Fence a run."""
     store.create(keys.fence_key(run_id), b'{"reason": "declared lost"}')
@@ -130,7 +152,8 @@ def start(
     config = {"url": url, "options": options, "sidecar": {**FAST, **(sidecar or {})}, **told}
     process.stdin.write(json.dumps(config) + "\n")
     process.stdin.flush()
-    parent = Parent(process, **json.loads(process.stdout.readline()))
+    lines = iter(process.stdout.readline, "")
+    parent = Parent(process, **json.loads(next(line for line in lines if line != "tick\n")))
     for pid in parent.children:
         stack.callback(_kill, pid)
     return parent

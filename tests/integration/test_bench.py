@@ -74,6 +74,20 @@ def test_a_quick_run_prints_every_row_and_keeps_its_rounds(tmp_path: Path) -> No
     assert "We are slower" in (tmp_path / "checkpoint.txt").read_text()
 
 
+@pytest.mark.s3
+def test_a_quick_run_of_the_sidecar_measures_start_memory_and_delay(tmp_path: Path) -> None:
+    """Each of the three has its line for a directory and for S3, and its raw rounds."""
+    command = [sys.executable, "-m", "benchmarks.sidecar", "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    _, *rounds = [json.loads(line) for line in (tmp_path / "sidecar.jsonl").read_text().splitlines()]
+    sections = ["first heartbeat", "memory of a sidecar", "time of a step"]
+    assert {(line["section"], line["case"]) for line in rounds} == {
+        (section, case) for section in sections for case in ("local directory", "S3")
+    }
+    assert all(line in done.stdout for line in [*sections, "no sidecar", "the aim", "one obstore PUT"])
+
+
 def test_every_contender_takes_its_turn_in_every_round_and_cleans_up() -> None:
     """The order moves on by one per round; what a round leaves is removed before the next contender begins."""
     clock = Clockwork()

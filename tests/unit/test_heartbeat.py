@@ -18,11 +18,11 @@ import pytest
 
 from dagster_resilient.errors import IntegrityError, SchemaVersionError
 from dagster_resilient.state import _processes, _sidecar
+from dagster_resilient.state._sidecar_pipe import plain as as_plain
 from dagster_resilient.state.heartbeat import (
     Beat,
     LiveName,
     Sidecar,
-    _plain,
     ensure_sidecar,
     list_beats,
     process_identity,
@@ -113,8 +113,8 @@ def test_the_stores_time_is_that_of_an_object_just_written(memory: ObjectStore) 
 )
 def test_progress_becomes_strict_json(value: object, plain: object) -> None:
     """Numbers of numpy become plain ones; what is no plain value is named by type, never printed."""
-    assert _plain(value) == plain
-    json.dumps(_plain(value), allow_nan=False)
+    assert as_plain(value) == plain
+    json.dumps(as_plain(value), allow_nan=False)
 
 
 def test_a_process_is_identified_by_pid_and_start_time() -> None:
@@ -166,52 +166,6 @@ def test_a_process_name_cannot_forge_its_state(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
-
-
-def test_a_directory_that_has_gone_is_not_made_again(tmp_path: Path) -> None:
-    """An unmounted or renamed root gets no stray heartbeat in its place; a root that never was is made."""
-    root = tmp_path / "root"
-    directory = _sidecar.Directory(str(root))
-    directory.put("live/r/a.json", b"1")
-    root.rename(tmp_path / "away")
-    with pytest.raises(FileNotFoundError):
-        directory.put("live/r/a.json", b"2")
-    assert not root.exists()
-    (tmp_path / "away").rename(root)
-    directory.put("live/r/a.json", b"3")
-    assert directory.get("live/r/a.json") == b"3"
-
-
-def a_beater(**beat: object) -> _sidecar.Beater:
-    """Return a beater that has no store and is not started."""
-    me = process_identity(os.getpid())
-    assert me is not None
-    return _sidecar.Beater({"beat": beat}, _processes.Watched(*me), lambda message: None)
-
-
-def test_progress_is_merged_within_a_step() -> None:
-    """Two reports of different fields both stand; a field reported again has its last value."""
-    beater = a_beater()
-    beater.update({"progress": {"step": 1, "loss": 0.5}})
-    beater.update({"progress": {"step": 2}})
-    assert beater.progress == {"step": 2, "loss": 0.5}
-
-
-def test_a_new_step_starts_without_the_progress_of_the_last() -> None:
-    """A loss of step a is never shown as one of step b."""
-    beater = a_beater(step_key="a")
-    beater.update({"progress": {"loss": 0.5}})
-    beater.update({"step_key": "b", "progress": {"step": 1}})
-    assert (beater.step_key, beater.progress) == ("b", {"step": 1})
-
-
-@pytest.mark.parametrize(
-    ("raw", "reason"),
-    [(b'{"reason": "lost"}', "lost"), (b"torn", "the fence gives no reason"), (b"[]", "the fence gives no reason")],
-)
-def test_a_fence_counts_whatever_is_in_it(raw: bytes, reason: str) -> None:
-    """A fence is an object that exists; its reason is only for people."""
-    assert _sidecar._reason(raw) == reason
 
 
 def test_the_inbox_keeps_half_a_line_and_skips_what_is_no_message() -> None:

@@ -1,0 +1,78 @@
+"""The parent's end of the pipes to its sidecar: what is written so that nothing blocks, tears or is lost unnoticed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import numbers
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+
+def plain(value: Any) -> Any:
+    """Return the value as strict JSON. What is not finite is spelt as pydantic spells it."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        number = float(value)
+        return number if math.isfinite(number) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(number)]
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return f"<{type(value).__name__}>"
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it, however long that takes: to a process that has just been started."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def lines(child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield what the sidecar says until it ends. Raw reads: a buffered reader in a daemon thread can abort the exit."""
+    assert child.stdout is not None
+    rest = b""
+    while chunk := os.read(child.stdout.fileno(), 65536):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (json.loads(line) for line in whole)
+
+
+def let_go(child: subprocess.Popen[bytes], reader: threading.Thread) -> None:
+    """Reap the process and close the pipes, but no pipe that the reader still waits at: its number could be reused."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=1.0)
+    reader.join(timeout=1.0)
+    close_pipes(child.stdin, None if reader.is_alive() else child.stdout)
+
+
+def close_pipes(*pipes: IO[bytes] | None) -> None:
+    """Close what is there to close."""
+    for pipe in pipes:
+        if pipe is not None:
+            pipe.close()
+
+
+def write_within(child: subprocess.Popen[bytes], line: bytes, deadline: float) -> bool:
+    """Write one line, whole, to a process that may be slow to read. False where it did not take it until the deadline.
+
+    One that has died already needs no line.
+    """
+    assert child.stdin is not None
+    with contextlib.suppress(OSError, ValueError):
+        while child.stdin.write(line) is None:
+            if time.monotonic() >= deadline:
+                return False
+            writable = select.poll()  # `select` refuses descriptors from 1024 on
+            writable.register(child.stdin, select.POLLOUT)
+            writable.poll(max(0.0, deadline - time.monotonic()) * 1000)
+    return True
