@@ -1,9 +1,6 @@
 """What is done and what is missing of a run, read from our commits, the storage itself and Dagster's events."""
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from itertools import compress
 from typing import Any
 
 import dagster as dg
@@ -12,13 +9,11 @@ from dagster_resilient import dagster_compat as compat
 from dagster_resilient.io_managers import ResilientIOManager
 from dagster_resilient.recovery import AssetFacts
 from dagster_resilient.resources import ResilientResource, series_of
-from dagster_resilient.state.index import FEW, Head, heads
+from dagster_resilient.state.index import Head, heads
 from dagster_resilient.state.records import ValueRef
 from dagster_resilient.storage import keys
-from dagster_resilient.storage.manifest import Manifest, ManifestRef, objects_present
-from dagster_resilient.values import task_name
+from dagster_resilient.values import present_values, task_name
 
-_READERS = 16
 _PROGRESS = frozenset({"checkpoint", "complete", "value"})
 
 
@@ -73,7 +68,8 @@ class RunFacts:
         begun = {p: found[keys.partition_segment(p)] for p in partitions if keys.partition_segment(p) in found}
         for partition, head in begun.items():
             self._note_progress(path, partition, head)
-        mine = self._present(path, {p: value for p, head in begun.items() if (value := self._committed(key, head))})
+        committed = {p: value for p, head in begun.items() if (value := self._committed(key, head))}
+        mine = present_values(self._store, path, committed)
         self._values |= {(path, p): value for p, value in mine.items()}
         if self._must_have_committed(key):
             return set(mine)
@@ -96,21 +92,6 @@ class RunFacts:
         if head.value is None or self._series not in head.committed_by:
             return None
         return head.value if head.value.fingerprint == self._fingerprint(key) else None
-
-    def _present(self, path: tuple[str, ...], values: dict[str | None, ValueRef]) -> dict[str | None, ValueRef]:
-        """Return the values whose objects are there: by one listing where they are many.
-
-        What the listing lacks is asked for by name before it counts as lost: a listing that races with deletes can lack
-        what is there. So is what only a manifest in the store lists.
-        """
-        infos = self._store.list(f"{keys.asset_prefix(path)}data/") if len(values) > FEW else ()
-        sizes = {info.key: info.size for info in infos}
-
-        def is_present(value: ValueRef) -> bool:
-            return _is_listed(sizes, value.manifest) or objects_present(self._store, value.manifest)
-
-        with ThreadPoolExecutor(_READERS) as pool:
-            return dict(compress(values.items(), pool.map(is_present, values.values())))
 
     def _fingerprint(self, key: dg.AssetKey) -> str | None:
         code_version = self._repository.assets_defs_by_key[key].code_versions_by_key.get(key)
@@ -139,7 +120,3 @@ class RunFacts:
     def _adopt(self, key: dg.AssetKey, partition: str | None, value: ValueRef) -> None:
         metadata = {"resilient/adopted_from": value.run_id, "dagster/uri": f"{self._store.url}/{value.location}"}
         self._instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=partition, metadata=metadata))
-
-
-def _is_listed(sizes: Mapping[str, int], named: ManifestRef) -> bool:
-    return isinstance(named, Manifest) and all(sizes.get(part.key) == part.size for part in named.objects.values())

@@ -16,16 +16,16 @@ from dagster_resilient.checkpoint import TrainingSession
 from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.state.fences import claim_attempt
 from dagster_resilient.state.heartbeat import Sidecar, ensure_sidecar, store_now
+from dagster_resilient.state.index import heads
 from dagster_resilient.state.owner import this_process
 from dagster_resilient.state.records import Claim, Owner, ValueRef
 from dagster_resilient.state.store import ObjectRecords, RecordStore, open_state
 from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage import keys
-from dagster_resilient.storage.manifest import objects_present
 from dagster_resilient.storage.object_store import ObjectStore, open_store
 from dagster_resilient.storage.probe import require_create
 from dagster_resilient.storage.retry import DEFAULT_PATIENCE, OUTAGE_PATIENCE, hasty
-from dagster_resilient.values import StoredValue, load_value, store_value, task_name
+from dagster_resilient.values import StoredValue, load_value, present_values, store_value, task_name
 
 T = TypeVar("T")
 
@@ -258,13 +258,13 @@ class Task:
             raise ConfigurationError(
                 f"{self.name} is not partitioned in this run; partitions() has nothing to loop over."
             )
+        committed = self._committed()
         for done, key in enumerate(self.partition_keys):
             durable = self.durable(key)
             durable.check_fenced()
             durable.report(partition=key, partitions_done=done, partitions_total=len(self.partition_keys))
-            value = durable.committed_value(durable.head())
-            if value is not None and objects_present(self.store, value.manifest):
-                self.hooks.reused(key, value)
+            if key in committed:
+                self.hooks.reused(key, committed[key])
                 continue
             part = Part(key, self)
             yield part
@@ -272,6 +272,24 @@ class Task:
                 raise ConfigurationError(
                     f"{task_name(self.asset, key)}: the loop went on without save(); save a value, or None."
                 )
+
+    def _committed(self) -> dict[str, ValueRef]:
+        """Return what earlier tries of this series committed, and is there: all at once, at the start of the loop.
+
+        What an orphan of the series commits later is computed again here: it is the one partition that it had in work.
+        """
+        store, records = self.store, hasty(self.attempt.records, OUTAGE_PATIENCE)
+        found = heads(records, store, self.asset, self.partition_keys)
+        series = self.attempt.claim.series
+        values = {
+            key: head.value
+            for key in self.partition_keys
+            if (head := found.get(keys.partition_segment(key))) is not None
+            and head.value is not None
+            and series in head.committed_by
+            and head.value.fingerprint == self.fingerprint
+        }
+        return present_values(store, self.asset, values)
 
     def load(self, asset: AssetName, expected: type[T] | None = None, partition: str | None = None) -> T:
         """Load the current value of an asset partition, every byte verified; see `values.load_value`."""

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, TypeVar
 
 from dagster_resilient import codecs
 from dagster_resilient.errors import IntegrityError, UnsupportedValueError, ValueNotFoundError
-from dagster_resilient.state.index import heads
+from dagster_resilient.state.index import FEW, heads
 from dagster_resilient.state.log import NumberedLog
 from dagster_resilient.state.records import ValueRef
 from dagster_resilient.state.store import ObjectRecords, RecordStore
 from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage import keys
-from dagster_resilient.storage.manifest import get_object, named_manifest, read_manifest, write_objects
+from dagster_resilient.storage.manifest import (
+    Manifest,
+    ManifestRef,
+    get_object,
+    named_manifest,
+    objects_present,
+    read_manifest,
+    write_objects,
+)
 from dagster_resilient.storage.object_store import ObjectStore
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 _READERS = 16
 _NAMED = 10
@@ -176,3 +186,23 @@ def _load_found(store: ObjectStore, name: str, found: ValueRef) -> Any:
     except IntegrityError as error:
         raise IntegrityError(f"{name}: {error} Materialize it again.") from error
     return codecs.decode(manifest.codec, parts, manifest.meta)
+
+
+def present_values(store: ObjectStore, asset: tuple[str, ...], values: Mapping[K, ValueRef]) -> dict[K, ValueRef]:
+    """Return the values of an asset's partitions whose objects are there: by one listing where they are many.
+
+    What the listing lacks is asked for by name before it counts as lost: a listing that races with deletes can lack
+    what is there. So is what only a manifest in the store lists.
+    """
+    infos = store.list(f"{keys.asset_prefix(asset)}data/") if len(values) > FEW else ()
+    sizes = {info.key: info.size for info in infos}
+
+    def is_present(value: ValueRef) -> bool:
+        return _is_listed(sizes, value.manifest) or objects_present(store, value.manifest)
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        return dict(compress(values.items(), pool.map(is_present, values.values())))
+
+
+def _is_listed(sizes: Mapping[str, int], named: ManifestRef) -> bool:
+    return isinstance(named, Manifest) and all(sizes.get(part.key) == part.size for part in named.objects.values())

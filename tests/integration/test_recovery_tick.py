@@ -125,7 +125,7 @@ def look(request, monkeypatch) -> None:
     """The partitions count as few, or as so many that they are looked at through the folded index."""
     if request.param == "by listing":
         monkeypatch.setattr("dagster_resilient.state.index.FEW", 0)
-        monkeypatch.setattr("dagster_resilient.facts.FEW", 0)
+        monkeypatch.setattr("dagster_resilient.values.FEW", 0)
         monkeypatch.setattr("dagster_resilient.state.index._MOVED", 0)
 
 

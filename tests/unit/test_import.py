@@ -45,9 +45,13 @@ def test_the_public_names() -> None:
         "ResilientResource",
         "Task",
         "build_recovery_sensor",
+        "collect_garbage",
+        "list_tasks",
         "open_store",
         "open_task",
         "resilient_executor",
+        "retire_task",
+        "task_history",
     ]
 
 
