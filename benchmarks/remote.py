@@ -19,7 +19,7 @@ from dagster_resilient.storage.manifest import put_object
 from dagster_resilient.storage.object_store import open_store
 
 PUT, S3FS = "put one object to S3", "s3fs pipe_file"
-_MIB = 1024 * 1024
+MIB = 1024 * 1024
 _KEY = "bench/object"
 
 
@@ -69,26 +69,29 @@ def remote_rows(place: Place, megabytes: int, rounds: int, run: Run) -> list[Row
         store.delete([_KEY])
 
     ours = Contender(OURS, lambda: put_object(store, _KEY, body), clean)
-    through_s3fs = _s3fs(place, body, clean)
+    peers = through_s3fs(place, body, clean)
     bare = [
-        *_obstore("obstore", place.client(), body, clean),
-        *_obstore("obstore, unsigned body", place.client(unsigned_payload="true"), body, clean),
+        *bare_obstore("obstore", place.client(), body, clean),
+        *bare_obstore("obstore, unsigned body", place.client(unsigned_payload="true"), body, clean),
     ]
     case = f"{megabytes} MB"
-    rows = run.compare(PUT, case, [ours, *through_s3fs, *bare], rounds)
-    if not through_s3fs:
+    rows = run.compare(PUT, case, [ours, *peers, *bare], rounds)
+    if not peers:
         rows.insert(0, Row(PUT, case, rows[0].ours, S3FS, "not installed"))
     return rows
 
 
-def _obstore(peer: str, client: S3Store, body: bytes, clean: Callable[[], None]) -> list[Contender]:
+def bare_obstore(peer: str, client: S3Store, body: bytes, clean: Callable[[], None]) -> list[Contender]:
+    """Return obstore's own put of an object, in parts of two sizes."""
+
     def putter(part: int) -> Callable[[], object]:
-        return lambda: obstore.put(client, _KEY, body, use_multipart=True, chunk_size=part * _MIB)
+        return lambda: obstore.put(client, _KEY, body, use_multipart=True, chunk_size=part * MIB)
 
     return [Contender(peer, putter(part), clean, f"{part} MiB parts") for part in (5, 32)]
 
 
-def _s3fs(place: Place, body: bytes, clean: Callable[[], None]) -> list[Contender]:
+def through_s3fs(place: Place, body: bytes, clean: Callable[[], None]) -> list[Contender]:
+    """Return s3fs's put of an object, with and without its own checksum; nothing where it is not installed."""
     try:
         s3fs = importlib.import_module("s3fs")
     except ImportError:
@@ -96,7 +99,7 @@ def _s3fs(place: Place, body: bytes, clean: Callable[[], None]) -> list[Contende
 
     def putter(part: int, **config: Any) -> Callable[[], object]:
         files = s3fs.S3FileSystem(**place.options, config_kwargs=config, skip_instance_cache=True)
-        return lambda: files.pipe_file(f"{place.bucket}/{_KEY}", body, chunksize=part * _MIB)
+        return lambda: files.pipe_file(f"{place.bucket}/{_KEY}", body, chunksize=part * MIB)
 
     plain = {"request_checksum_calculation": "when_required"}
     return [

@@ -33,7 +33,7 @@ _BOOT = (
     "from dagster_resilient.storage.forked import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
 )
 _LENGTHS = struct.Struct("!IQ")
-_WRITES = {"put", "create"}
+_WRITES = {"_put", "_create", "_replace"}  # key and buffers come first
 _PIECE = 1 << 20
 
 
@@ -47,6 +47,11 @@ class _Runtime:
 def note_use() -> None:
     """Note that obstore is about to start its threads in this process."""
     _Runtime.used = True
+
+
+def is_lost() -> bool:
+    """Whether obstore cannot be used in this process, since it was forked from one that had used it."""
+    return _Runtime.lost
 
 
 def _after_fork() -> None:
@@ -64,8 +69,10 @@ def safe(method: Callable[P, T]) -> Callable[P, T]:
         if not _Runtime.lost:
             return method(*args, **kwargs)
         store, *rest = args
-        helper = _helper(cast("ObjectStore", store))
-        return cast("T", helper.call(method.__name__, [*rest, *kwargs.values()]))
+        here = cast("ObjectStore", store)
+        # Asked for each call: credentials are replaced while the process lives.
+        config = here.sidecar_config()
+        return cast("T", _helper(here).call(method.__name__, [*rest, *kwargs.values()], config))
 
     return call
 
@@ -74,29 +81,36 @@ _helpers: dict[tuple[int, str], StoreHelper] = {}
 
 
 def _helper(store: ObjectStore) -> StoreHelper:
-    """One helper for each process and configuration. Its start is its own affair, so that a lost race costs nothing."""
-    config = store.sidecar_config()
-    return _helpers.setdefault((os.getpid(), json.dumps(config)), StoreHelper(store.url, config))
+    """One helper for each process and store. Its start is its own affair, so that a lost race costs nothing."""
+    return _helpers.setdefault((os.getpid(), store.url), StoreHelper(store.url))
 
 
 class StoreHelper:
     """The forked process's side: sends a call, returns or raises what came back. Calls of many threads take turns."""
 
-    def __init__(self, url: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._config = config
+        self._config: Mapping[str, Any] = {}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def call(self, verb: str, args: Sequence[Any]) -> Any:
+    def call(self, verb: str, args: Sequence[Any], config: Mapping[str, Any]) -> Any:
         """Run one method of the store in the helper.
+
+        Args:
+            verb: Name of the method.
+            args: Its arguments.
+            config: `sidecar_config` of the store. A helper with another one is replaced.
 
         Raises:
             StoreUnavailableError: The helper ended in the middle. The next call starts another one.
         """
-        body = as_buffers(args[1]) if verb in _WRITES else []
-        plain = [args[0]] if verb in _WRITES else [_plain(arg) for arg in args]
+        body: Sequence[memoryview] = args[1] if verb in _WRITES else []
+        plain = [args[0], *args[2:]] if verb in _WRITES else [_plain(arg) for arg in args]
         with self._lock:
+            if config != self._config:
+                self._end()
+                self._config = config
             try:
                 process = self._started()
                 _send(_pipe(process.stdin), {"verb": verb, "args": plain}, body)
@@ -106,7 +120,7 @@ class StoreHelper:
                 message = f"The helper process for {self._url} ended during {verb}: {error}"
                 raise errors.StoreUnavailableError(message, store=self._url) from error
         if "error" in header:
-            raise getattr(errors, header["error"])(header["message"], store=self._url, key=header["key"])
+            raise _raised(header, self._url)
         return _decoded(header, answer)
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -128,11 +142,11 @@ class StoreHelper:
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     """Answer calls until the pipe is closed: the helper's side."""
-    from dagster_resilient.storage.obstore_store import S3ObjectStore  # noqa: PLC0415 - it imports this module
+    from dagster_resilient.storage.obstore_store import reopened  # noqa: PLC0415 - it imports this module
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the forked process decides
     config, _ = _receive(requests)
-    store = S3ObjectStore(config["bucket"], config["root"].rstrip("/"), config["config"])
+    store = reopened(config)
     while True:
         try:
             header, body = _receive(requests)
@@ -143,11 +157,15 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
 
 
 def _answered(store: ObjectStore, header: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], Sequence[Any]]:
-    args = [*header["args"], body] if header["verb"] in _WRITES else header["args"]
+    args = header["args"]
+    if header["verb"] in _WRITES:
+        args = [args[0], as_buffers(body), *args[1:]]
     try:
         result = getattr(store, header["verb"])(*args)
-    except errors.StorageError as error:
-        return {"error": type(error).__name__, "message": str(error), "key": error.key}, []
+    except errors.ResilientError as error:
+        return {"error": type(error).__name__, "message": str(error), "key": getattr(error, "key", None)}, []
+    if isinstance(result, str):
+        return {"kind": "text", "value": result}, []
     if isinstance(result, bytes):
         return {"kind": "bytes"}, [result]
     if isinstance(result, ObjectInfo):
@@ -161,16 +179,30 @@ def _decoded(header: Mapping[str, Any], answer: bytes) -> Any:
     value: Any = header.get("value")
     if header["kind"] == "bytes":
         return answer
+    if header["kind"] == "text":
+        return value
     if header["kind"] == "info":
-        return ObjectInfo(value[0], value[1], datetime.fromisoformat(value[2]))
+        return _as_info(value)
     if header["kind"] == "infos":
-        return [ObjectInfo(key, size, datetime.fromisoformat(at)) for key, size, at in value]
+        return [_as_info(one) for one in value]
     ends = [sum(value[: n + 1]) for n in range(len(value))]
     return [answer[end - size : end] for end, size in zip(ends, value, strict=True)]
 
 
 def _info(info: ObjectInfo) -> list[Any]:
-    return [info.key, info.size, info.last_modified.isoformat()]
+    return [info.key, info.size, info.last_modified.isoformat(), info.version]
+
+
+def _as_info(fields: Sequence[Any]) -> ObjectInfo:
+    key, size, at, version = fields
+    return ObjectInfo(key, size, datetime.fromisoformat(at), version)
+
+
+def _raised(header: Mapping[str, Any], url: str) -> Exception:
+    kind: type[Exception] = getattr(errors, header["error"])
+    if issubclass(kind, errors.StorageError):
+        return kind(header["message"], store=url, key=header["key"])
+    return kind(header["message"])
 
 
 def _plain(arg: Any) -> Any:

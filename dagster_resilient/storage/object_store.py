@@ -92,6 +92,21 @@ class ObjectStore(ABC):
             StorageError: A range ends beyond the object: fewer bytes than asked for are never returned.
         """
 
+    def get_into(self, key: str, buffer: bytearray | memoryview, start: int = 0) -> None:
+        """Fill a buffer with the bytes of an object from `start` on: fresh memory costs more than a copy into used one.
+
+        Args:
+            key: The object.
+            buffer: A writable, contiguous buffer. After an error its content is undefined.
+            start: Where in the object to begin.
+
+        Raises:
+            ObjectNotFoundError: No object has this key.
+            StorageError: The object ends before the buffer is full.
+        """
+        view = memoryview(buffer).cast("B")
+        view[:] = self.get_ranges(key, [(start, start + view.nbytes)])[0]
+
     @abstractmethod
     def put(self, key: str, buffers: Buffer | Iterable[Buffer]) -> None:
         """Write an object atomically, whether or not one was there."""

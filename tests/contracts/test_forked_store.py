@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from dagster_resilient.errors import (
-    StorageError,
-)
+from dagster_resilient.errors import ConfigurationError, StorageError
 from dagster_resilient.storage.object_store import ObjectStore
 
 Place = tuple[str, dict[str, Any]]
@@ -90,3 +88,30 @@ def test_a_grandchild_uses_the_store_too(store: ObjectStore) -> None:
         return [first, second, store.get("a").decode()]
 
     assert in_fork(child) == ["1", "1", "1"]
+
+
+def test_a_forked_child_replaces_and_finds_leftovers(store: ObjectStore) -> None:
+    """What is not read or written in the usual way works after a fork too, with the same errors."""
+    store.put("a", b"1")
+
+    def child() -> Any:
+        seen: list[Any] = [len(list(store.leftovers()))]
+        if store.replaces:
+            known = store.head("a").version or ""
+            again = store.replace("a", b"22", known)
+            seen.append(again == store.head("a").version)
+            try:
+                store.replace("a", b"other", known)
+            except StorageError as error:
+                seen.append([type(error).__name__, error.key])
+        buffer = bytearray(2)
+        store.put("b", b"0123")
+        store.get_into("b", buffer, 1)
+        try:
+            store.get("b/../a")
+        except ConfigurationError as error:
+            seen.append(type(error).__name__)
+        return [*seen, buffer.decode()]
+
+    expected = [True, ["VersionConflictError", "a"]] if store.replaces else []
+    assert in_fork(child) == [0, *expected, "ConfigurationError", "12"]

@@ -20,6 +20,7 @@ from dagster_resilient.errors import (
     StoragePermissionError,
     StoreUnavailableError,
 )
+from dagster_resilient.storage import manifest as manifests
 from dagster_resilient.storage.manifest import (
     SCHEMA_VERSION,
     Manifest,
@@ -131,6 +132,36 @@ def test_a_store_that_kept_less_than_was_written_is_found_out(memory: ObjectStor
 
     with pytest.raises(IntegrityError, match=r"5 bytes after a write of 6"):
         put_object(Losing(memory), "a", [b"abc", b"def"])
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_store_that_kept_other_bytes_than_were_written_is_found_out(
+    memory: ObjectStore, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """One bit flipped on the way is found by reading back, also in a large object; nothing names the object yet."""
+    monkeypatch.setattr(manifests, "_BLOCK", 64)
+    store = FaultStore(memory, {0: Fault("corrupt_write")})
+    store.checks_bodies = False
+    with pytest.raises(IntegrityError, match=rf"{memory.url}/a has other bytes .*Try again"):
+        put_object(store, "a", bytes(size))
+    assert put_object(store, "a", bytes(size)) == put_object(memory, "a", bytes(size))
+
+
+def test_only_a_store_that_does_not_check_is_read_back(memory: ObjectStore) -> None:
+    """Reading back costs as much as writing; who refuses a damaged body need not prove it."""
+    for checks, verbs in ((True, ["put", "head"]), (False, ["put", "head", "get_ranges"])):
+        store = FaultStore(memory)
+        store.checks_bodies = checks
+        put_object(store, "a", b"abc")
+        assert [operation.verb for operation in store.operations] == verbs
+
+
+def test_an_empty_object_needs_no_reading_back(memory: ObjectStore) -> None:
+    """Its size says everything."""
+    store = FaultStore(memory)
+    store.checks_bodies = False
+    assert put_object(store, "a", []).size == 0
+    assert store.count("get_ranges") == 0
 
 
 def test_an_object_may_not_take_the_name_of_the_manifest(memory: ObjectStore) -> None:
