@@ -29,7 +29,8 @@ class ResilientIOManager(dg.ConfigurableIOManager):
 
         Raises:
             UnsupportedValueError: A value that no codec can store exactly. The previous value stands.
-            ConfigurationError: Under a range, the output is no dict of exactly the run's partitions.
+            ConfigurationError: The asset is partitioned, and the run targets none of its partitions. Under a range: the
+                output is no dict of exactly the run's partitions.
             FencedError: A newer run or attempt has taken over.
         """
         path = _path(context, self.resilient)
@@ -37,6 +38,7 @@ class ResilientIOManager(dg.ConfigurableIOManager):
         attempt = self.resilient.attempt()
         partitions = list(context.asset_partition_keys) if context.has_asset_partitions else []
         if len(partitions) <= 1:
+            _check_targets(context, partitions)
             only = partitions[0] if partitions else None
             context.add_output_metadata(value_metadata(store_value(attempt.durable(path, only, fingerprint), obj)))
             return
@@ -91,6 +93,15 @@ def _path(context: dg.OutputContext | dg.InputContext, resilient: ResilientResou
 def _fingerprint(context: dg.OutputContext) -> str | None:
     code_version = context.asset_spec.code_version
     return None if code_version is None else f"code:{code_version}"
+
+
+def _check_targets(context: dg.OutputContext, partitions: list[str]) -> None:
+    """A value without a partition would replace the one from before the asset was partitioned."""
+    if not partitions and context.has_asset_key and context.asset_spec.partitions_def is not None:
+        raise ConfigurationError(
+            f"{context.asset_key.to_user_string()}: this run targets no partition of the asset, which is partitioned. "
+            'Choose one by its name; Dagster takes the key "" for none.'
+        )
 
 
 def _check_range(context: dg.OutputContext, partitions: list[str], obj: Any) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from os import PathLike
 from typing import Any, Literal
 
 from dagster_resilient.errors import ConfigurationError, IntegrityError, StoreUnavailableError
@@ -92,7 +93,7 @@ class GarbageReport:
 
 
 def collect_garbage(
-    url: str | ObjectStore,
+    url: str | PathLike[str] | ObjectStore,
     *,
     storage_options: Mapping[str, Any] | None = None,
     state_url: str | None = None,
@@ -116,7 +117,7 @@ def collect_garbage(
         ConfigurationError: The grace is too short, or the store cannot be opened.
         StorageError: The store refuses or does not answer. What was deleted until then is gone; run it again.
     """
-    store = open_store(url, storage_options) if isinstance(url, str) else url
+    store = url if isinstance(url, ObjectStore) else open_store(url, storage_options)
     return Collector(store, open_state(state_url, store), grace=grace, dry_run=dry_run).run()
 
 
