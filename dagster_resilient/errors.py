@@ -10,6 +10,7 @@ Each also inherits the builtin that a caller would expect, so that code which do
     │   ├── VersionConflictError                   a replace-if-unchanged met another version
     │   ├── StoragePermissionError (PermissionError)   never read as "not there"
     │   └── StoreUnavailableError (ConnectionError)    retries are used up; the store may come back
+    │       └── CircuitOpenError               not even asked: it has not answered for a while
     ├── IntegrityError (ValueError)           stored bytes differ from what their manifest says
     ├── SchemaVersionError (IntegrityError)   written by a newer version of this library
     ├── UnsupportedValueError (TypeError)     a value that cannot be stored exactly; nothing was written
@@ -64,6 +65,10 @@ class StoragePermissionError(StorageError, PermissionError):
 
 class StoreUnavailableError(StorageError, ConnectionError):
     """The store did not answer within all retries. What it holds is unknown until it answers."""
+
+
+class CircuitOpenError(StoreUnavailableError):
+    """The store was not asked: it did not answer a moment ago, and this caller cannot wait until it is probed again."""
 
 
 class IntegrityError(ResilientError, ValueError):

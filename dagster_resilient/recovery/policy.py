@@ -14,6 +14,7 @@ FailureClass = Literal["lost", "crashed", "infrastructure", "user_error", "refus
 _INFRASTRUCTURE = frozenset(
     {
         "StoreUnavailableError",
+        "CircuitOpenError",
         "StorageError",
         "StoragePermissionError",
         "ConnectionError",

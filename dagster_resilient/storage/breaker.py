@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from dagster_resilient.errors import StorageError, StoreUnavailableError
+from dagster_resilient.errors import CircuitOpenError, StorageError, StoreUnavailableError
 from dagster_resilient.storage.object_store import ObjectStore
 
 T = TypeVar("T")
@@ -31,10 +31,6 @@ _FIRST_OPEN, _LONGEST_OPEN = 1.0, 5.0
 _LOOK = 0.25  # seconds between two looks at whether a probe has come back
 
 _log = logging.getLogger(__name__)
-
-
-class CircuitOpenError(StoreUnavailableError):
-    """The store was not asked: it did not answer a moment ago, and this caller cannot wait until it is probed again."""
 
 
 class UndecidedError(StoreUnavailableError):
@@ -123,7 +119,7 @@ class Breaker:
         url = self._place[0]
         message = (
             f"Did not ask {url}: its circuit is open since {self._since}, after {self._failures} requests in a row "
-            f"without an answer; the last: {self._reason} It is asked again in {wait:.1f} s."
+            f"without an answer; the last: {self._reason.rstrip('.')}. It is asked again in {wait:.1f} s."
         )
         return CircuitOpenError(message, store=url)
 

@@ -194,11 +194,10 @@ class LocalDirectoryStore(ObjectStore):
             return ObjectNotFoundError(f"No object at {where}.", store=self.url, key=key)
         at = f" ({error.filename})" if error.filename else ""
         message = f"Could not {verb} {where}: {error.strerror or error}{at}."
-        if isinstance(error, PermissionError):
-            return StoragePermissionError(message, store=self.url, key=key)
-        if error.errno in _PASSING:
-            return StoreUnavailableError(message, store=self.url, key=key)
-        return StorageError(message, store=self.url, key=key)
+        kind = StoragePermissionError if isinstance(error, PermissionError) else StorageError
+        translated = (StoreUnavailableError if error.errno in _PASSING else kind)(message, store=self.url, key=key)
+        translated.errno = error.errno  # ENOSPC and its like, for callers who look for them
+        return translated
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[ObjectInfo]:

@@ -221,14 +221,16 @@ def open_store(url: str | PathLike[str], storage_options: Mapping[str, Any] | No
     """Open the store at a URL.
 
     Args:
-        url: ``s3://bucket/prefix``, ``file:///path``, a plain path, or ``memory://name``. Slashes that are doubled or
-            at the end mean nothing. As in fsspec, nothing in it is percent-decoded, and ``?`` and ``#`` are letters.
-        storage_options: As fsspec spells them, for S3: ``key``, ``secret``, ``token``, ``endpoint_url``,
-            ``client_kwargs={"region_name": ..., "endpoint_url": ...}``, ``anon``. The environment (``AWS_*``) fills the
-            rest. Directories and memory take none.
+        url: ``s3://bucket/prefix``, ``gs://``, ``az://``, ``file:///path``, a plain path, ``memory://name``, or the URL
+            of any other fsspec filesystem. Slashes that are doubled or at the end mean nothing. As in fsspec, nothing
+            in it is percent-decoded, and ``?`` and ``#`` are letters. ``fsspec+s3://``, ``fsspec+file://`` and
+            ``fsspec+memory://`` take fsspec where we have a store of our own.
+        storage_options: As fsspec spells them; for S3 see the how-to page. The environment (``AWS_*``) fills what is
+            not given. Directories and memory take none.
 
     Raises:
-        ConfigurationError: The scheme or an option is not known, or the URL names no bucket.
+        ConfigurationError: The scheme or an option is not known, the URL names no bucket, or the filesystem is not
+            installed or cannot write an object whole.
     """
     from dagster_resilient.storage.urls import open_url  # noqa: PLC0415 - a store loads only when it is used
 

@@ -203,8 +203,18 @@ class ObstoreStore(ObjectStore):
     def _listed(self, prefix: str, start_after: str | None) -> Sequence[ObjectInfo]:
         with self._errors("list", prefix):
             offset = None if start_after is None else self._root + start_after
-            found = obstore.list(self._client, self._root + prefix, offset=offset).collect()
-        return sorted((self._info(meta) for meta in found), key=lambda info: info.key)
+            whole = self._root + prefix
+            found = obstore.list(self._client, whole, offset=offset).collect()
+            infos = [self._info(meta) for meta in found if meta["path"].startswith(whole)]
+            return sorted((one for one in infos if one.size or self._is_there(one.key)), key=lambda info: info.key)
+
+    def _is_there(self, key: str) -> bool:
+        """Whether an empty object has this very name: obstore cuts the slash off the folder markers of other tools."""
+        try:
+            obstore.head(self._client, self._path(key))
+        except FileNotFoundError:
+            return False
+        return True
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete exactly these keys, a thousand in a request where the store can do that."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import tenacity
 
 from dagster_resilient.errors import (
+    CircuitOpenError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreUnavailableError,
     VersionConflictError,
 )
-from dagster_resilient.storage.breaker import Breaker, CircuitOpenError, UndecidedError, Visit, breaker_of
+from dagster_resilient.storage.breaker import Breaker, UndecidedError, Visit, breaker_of
 from dagster_resilient.storage.object_store import Buffer, Leftover, ObjectInfo, ObjectStore, as_buffers
 
 T = TypeVar("T")
@@ -29,15 +32,33 @@ def patiently(call: Callable[[], T], patience: float, breaker: Breaker | None = 
 
     The last try is made when the patience ends, not up to a longest wait before it.
     """
+    request = call if breaker is None else partial(Visit(breaker, patience), call)
+    begun = time.monotonic()
+    try:
+        # Nearly every call ends here. To build the retries for each would cost as much as a small request.
+        return request()
+    except StoreUnavailableError as error:
+        if not _may_pass(error):
+            raise
+        first = [error]
+
+    def again() -> T:
+        if first:
+            raise first.pop()
+        return request()
+
+    return _retrying(max(0.0, patience - (time.monotonic() - begun)))(again)
+
+
+def _retrying(patience: float) -> tenacity.Retrying:
     spread = tenacity.wait_random_exponential(multiplier=_FIRST_WAIT, max=_LONGEST_WAIT)
 
     def wait(state: tenacity.RetryCallState) -> float:
         return min(spread(state), max(0.0, patience - (state.seconds_since_start or 0.0)))
 
-    retrying = tenacity.Retrying(
+    return tenacity.Retrying(
         retry=tenacity.retry_if_exception(_may_pass), wait=wait, stop=tenacity.stop_after_delay(patience), reraise=True
     )
-    return retrying(call) if breaker is None else retrying(Visit(breaker, patience), call)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -336,7 +336,6 @@ def test_g07_folder_markers_between_our_objects(marked: ObjectStore, saved: Save
         assert session.resumed_from == 6
 
 
-@pytest.mark.xfail(strict=True, reason="obstore cuts the slash off a marker's name; it is listed as an object")
 @pytest.mark.s3
 def test_g07_folder_markers_are_in_no_listing(marked: ObjectStore) -> None:
     """G07: every key that is listed lies under the prefix and is an object; what fsspec calls a file is one."""

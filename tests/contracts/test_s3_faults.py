@@ -95,7 +95,6 @@ def test_each_step_of_an_upload_in_parts_may_fail(
     assert set(visible) <= sizes(OLD, BIG)
 
 
-@pytest.mark.xfail(strict=True, reason="the client tries a part twice only, then the whole object is sent again")
 def test_a_part_that_fails_does_not_repeat_the_others(s3_proxy: S3Proxy, judge: ObjectStore, faulty: Any) -> None:
     """Else a large object, of many parts, never arrives while a server refuses one request in five."""
     s3_proxy.plan(slow_down(3, **STEPS["part"]))
@@ -120,7 +119,6 @@ def test_a_slow_download_is_no_failure(s3_proxy: S3Proxy, through: Opened, given
     assert s3_proxy.count() == 1
 
 
-@pytest.mark.xfail(strict=True, reason="obstore's read_timeout also bounds a whole upload request, flowing or not")
 @pytest.mark.usefixtures("impatient")
 def test_a_slow_upload_is_no_failure(s3_proxy: S3Proxy, judge: ObjectStore, through: Opened) -> None:
     """Where bytes keep going, a request may take longer than the time after which a silent server is given up."""

@@ -80,7 +80,6 @@ def test_an_expired_token_is_a_refusal_of_head_too(s3_proxy: S3Proxy, faulty: An
         faulty.head("a")
 
 
-@pytest.mark.xfail(strict=True, reason="obstore calls each 409 AlreadyExists, which classified believes of any verb")
 @pytest.mark.parametrize("call", ["put", "put of 12 MB", "get", "delete"])
 def test_a_conflict_of_a_plain_write_passes(s3_proxy: S3Proxy, judge: ObjectStore, faulty: Any, call: str) -> None:
     """409 (OperationAborted) asks to try again. Only a create can meet an object that is in its way."""
@@ -90,7 +89,6 @@ def test_a_conflict_of_a_plain_write_passes(s3_proxy: S3Proxy, judge: ObjectStor
     assert s3_proxy.count() > 3
 
 
-@pytest.mark.xfail(strict=True, reason="404 NoSuchUpload is taken for ObjectNotFoundError, which is not retried")
 @pytest.mark.parametrize("step", ["part", "complete"])
 def test_an_upload_that_is_gone_is_begun_again(s3_proxy: S3Proxy, judge: ObjectStore, faulty: Any, step: str) -> None:
     """Somebody's clean-up aborted it; on AWS also the second try of a last step whose reply was lost says so."""
@@ -102,7 +100,6 @@ def test_an_upload_that_is_gone_is_begun_again(s3_proxy: S3Proxy, judge: ObjectS
 # ---- bytes that change on the way
 
 
-@pytest.mark.xfail(strict=True, reason="the server checks no content-sha256; option checksum_algorithm is not set")
 @pytest.mark.parametrize("write", BODIES_WRITTEN)
 def test_a_body_that_changed_on_the_way_is_never_stored(
     s3_proxy: S3Proxy, judge: ObjectStore, faulty: Any, write: str

@@ -13,6 +13,7 @@ import pytest
 import servers
 
 from dagster_resilient.errors import (
+    CircuitOpenError,
     ConfigurationError,
     ObjectNotFoundError,
     StorageError,
@@ -55,7 +56,9 @@ def expect(store: ObjectStore, kind: type[Exception], *words: str, but: tuple[st
         if name not in but:
             with pytest.raises(StorageError) as caught:
                 call()
-            assert type(caught.value) is kind, f"{name}: {caught.value!r}"
+            # A store that has not answered for a while is not asked any more, which says the same.
+            answered = {kind, CircuitOpenError} if kind is StoreUnavailableError else {kind}
+            assert type(caught.value) in answered, f"{name}: {caught.value!r}"
             assert [word for word in (store.url, *words) if word not in str(caught.value)] == []
 
 
@@ -67,9 +70,9 @@ def expect(store: ObjectStore, kind: type[Exception], *words: str, but: tuple[st
     [
         ("", ["empty"]),
         ("  ", ["empty"]),
-        ("gopher://host/x", ["'gopher'", "s3://bucket/prefix"]),
+        ("gopher://host/x", ["'gopher'", "not known"]),
         ("s3+http://bucket/x", ["'s3+http'"]),
-        ("http://bucket.s3.amazonaws.com/x", ["'http'"]),
+        ("http://bucket.s3.amazonaws.com/x", ["fsspec's http"]),
         ("s3://", ["no bucket", "s3://BUCKET/PREFIX"]),
         ("s3:///prefix", ["no bucket"]),
         ("s3:/bucket/prefix", ["bucket"]),

@@ -12,8 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dagster_resilient.errors import ObjectNotFoundError, StorageError, StoragePermissionError, StoreUnavailableError
-from dagster_resilient.storage.breaker import Breaker, CircuitOpenError, UndecidedError, Visit, breaker_of
+from dagster_resilient.errors import (
+    CircuitOpenError,
+    ObjectNotFoundError,
+    StorageError,
+    StoragePermissionError,
+    StoreUnavailableError,
+)
+from dagster_resilient.storage.breaker import Breaker, UndecidedError, Visit, breaker_of
 from dagster_resilient.storage.memory_store import MemoryObjectStore
 from dagster_resilient.storage.object_store import ObjectStore, open_store
 from dagster_resilient.storage.retry import OUTAGE_PATIENCE, RetryingStore, hasty
