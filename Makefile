@@ -28,6 +28,8 @@ lint: $(STAMP)  ## style, types, import contracts
 	$(BIN)/lint-imports
 
 bench: $(STAMP)  ## speed as ratios, raw rounds kept in benchmarks/results
+	$(BIN)/python -m benchmarks.storage
+	$(BIN)/python -m benchmarks.sidecar
 	$(BIN)/python -m benchmarks.checkpoint
 
 soak: $(STAMP)  ## the full counts: kill sweeps and model checks
