@@ -43,7 +43,7 @@ def build_recovery_sensor(
     *,
     name: str = "resilient_recovery",
     resource_key: str = "resilient",
-    minimum_interval_seconds: int = 30,
+    minimum_interval_seconds: int = 10,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
     """Build the sensor that recovers the runs of a code location.

@@ -35,7 +35,7 @@ defs = dg.Definitions(
     assets=dg.load_assets_from_modules([assets]),
     jobs=[delay_pipeline, score_month],
     schedules=[dg.build_schedule_from_partitioned_job(score_month)],
-    sensors=[build_recovery_sensor(minimum_interval_seconds=int(os.environ.get("RESILIENT_SENSOR_SECONDS", "30")))],
+    sensors=[build_recovery_sensor(minimum_interval_seconds=int(os.environ.get("RESILIENT_SENSOR_SECONDS", "10")))],
     executor=resilient_executor,
     resources={"resilient": resilient, "io_manager": ResilientIOManager(resilient=resilient)},
 )

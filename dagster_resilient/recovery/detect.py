@@ -1,10 +1,11 @@
 """Which runs are lost, judged from their workers' heartbeats by the store's clock.
 
 Three rules keep live runs alive. Staleness counts only over time in which our own probes of the store succeeded, and
-starts anew after an outage: when a store comes back, every heartbeat is old and every worker is well. A run must be
-found stale in two looks that are two heartbeat intervals apart: an outage that began and ended between two of our
-probes left no trace but stale heartbeats, and a live worker beats again within that time. And where many runs go stale
-together, the judgement waits: that is more often a fault of the store or of this observer than of the machines.
+starts anew after an outage: when a store comes back, every heartbeat is old and every worker is well. A run must miss
+beats in two looks that are two heartbeat intervals apart: an outage that began and ended between two of our probes left
+no trace but old heartbeats, and a live worker beats again within that time. (The first of the looks may come before the
+TTL is over.) And where many runs go stale together, the judgement waits: that is more often a fault of the store or of
+this observer than of the machines.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Observation(pydantic.BaseModel):
     Attributes:
         since: Store time in seconds at which the unbroken chain of successful probes began, None after a failed probe.
         last: Store time of the last successful probe.
-        suspects: Store time of the look that first found a run stale, of those that found it so ever since.
+        suspects: Store time of the look that first missed beats of a run, where none has come since.
         silent_since: Store time at which a run was first seen without any heartbeat.
         mass_since: Store time at which many runs were first stale together.
     """
@@ -92,12 +93,12 @@ def observe(
     since = memory.since if unbroken and memory.since is not None else now
     watched = now - since
     silent = {run.run_id: memory.silent_since.get(run.run_id, now) for run in runs if run.last_beat is None}
-    stale = {
-        run.run_id: _staleness(run, now, silent)
-        for run in runs
-        if _is_stale(run, min(watched, now - _last_sign(run, silent)), ttl, start_allowance)
-    }
-    suspects = {run_id: memory.suspects.get(run_id, now) if unbroken else now for run_id in stale}
+    long_enough = INTERVALS_TO_CONVICT * interval
+    silences = {run.run_id: min(watched, now - _last_sign(run, silent)) for run in runs}
+    limits = {run.run_id: start_allowance if run.last_beat is None else ttl for run in runs}
+    stale = {run.run_id: _staleness(run, now, silent) for run in runs if silences[run.run_id] > limits[run.run_id]}
+    suspected = [run_id for run_id, limit in limits.items() if silences[run_id] > max(limit / 2, limit - long_enough)]
+    suspects = {run_id: memory.suspects.get(run_id, now) if unbroken else now for run_id in suspected}
     mass_since = _mass_since(memory, now, stale, runs)
     remember = Observation(since=since, last=now, suspects=suspects, silent_since=silent, mass_since=mass_since)
     if mass_since is not None and now - mass_since <= 2 * ttl:
@@ -106,12 +107,7 @@ def observe(
             {},
             f"{len(stale)} of {len(runs)} runs stopped beating together; waiting {2 * ttl:.0f} s before judging.",
         )
-    long_enough = INTERVALS_TO_CONVICT * interval
     return Look(remember, {run_id: why for run_id, why in stale.items() if now - suspects[run_id] >= long_enough})
-
-
-def _is_stale(run: Sighting, silence: float, ttl: float, start_allowance: float) -> bool:
-    return silence > (start_allowance if run.last_beat is None else ttl)
 
 
 def _last_sign(run: Sighting, silent: Mapping[str, float]) -> float:
