@@ -7,12 +7,12 @@ import dagster as dg
 
 from dagster_resilient import dagster_compat as compat
 from dagster_resilient.io_managers import ResilientIOManager
-from dagster_resilient.recovery import AssetFacts
+from dagster_resilient.recovery import NOT_COMMITTED, AssetFacts
 from dagster_resilient.resources import ResilientResource, series_of
 from dagster_resilient.state.index import Head, heads
 from dagster_resilient.state.records import ValueRef
 from dagster_resilient.storage import keys
-from dagster_resilient.values import present_values, task_name
+from dagster_resilient.values import present_values
 
 _PROGRESS = frozenset({"checkpoint", "complete", "value"})
 
@@ -26,7 +26,6 @@ class RunFacts:
 
     Attributes:
         progressed: Whether the run itself committed anything. Known once `assets` was read.
-        checkpoints: Step of the newest checkpoint of each training, by the name of its asset partition. Known likewise.
     """
 
     def __init__(
@@ -44,8 +43,8 @@ class RunFacts:
         self._series = series
         self._group = [other for other in group if series_of(other, context.instance.get_run_by_id) == series]
         self._values: dict[tuple[tuple[str, ...], str | None], ValueRef] = {}
+        self._reasons: dict[dg.AssetKey, dict[str | None, str]] = {}
         self.progressed = False
-        self.checkpoints: dict[str, int] = {}
 
     @cached_property
     def assets(self) -> list[AssetFacts]:
@@ -58,6 +57,7 @@ class RunFacts:
             key=tuple(key.path),
             partitions=partitions,
             done=frozenset(self._done(key, partitions)),
+            reasons=self._reasons.pop(key, {}),
             upstream=frozenset(tuple(parent.path) for parent in compat.upstream_keys(self._repository, key)),
             together=frozenset(tuple(other.path) for other in compat.assets_of_step(self._repository, key)),
         )
@@ -66,11 +66,12 @@ class RunFacts:
         path = tuple(key.path)
         found = heads(self._records, self._store, path, partitions)
         begun = {p: found[keys.partition_segment(p)] for p in partitions if keys.partition_segment(p) in found}
-        for partition, head in begun.items():
-            self._note_progress(path, partition, head)
+        if any(head.run_id == self._run.run_id and head.kind in _PROGRESS for head in begun.values()):
+            self.progressed = True
         committed = {p: value for p, head in begun.items() if (value := self._committed(key, head))}
         mine = present_values(self._store, path, committed)
         self._values |= {(path, p): value for p, value in mine.items()}
+        self._reasons[key] = {p: self._why_missing(key, head) for p, head in begun.items() if p not in mine}
         if self._must_have_committed(key):
             return set(mine)
         return {*mine, *(p for p in self._succeeded(key, partitions) if p not in begun)}
@@ -81,17 +82,26 @@ class RunFacts:
             self._repository, self._run.job_name, key, ResilientIOManager
         )
 
-    def _note_progress(self, path: tuple[str, ...], partition: str | None, head: Head) -> None:
-        if head.run_id == self._run.run_id and head.kind in _PROGRESS:
-            self.progressed = True
-        if head.series == self._series and head.newest_step is not None:
-            self.checkpoints[task_name(path, partition)] = head.newest_step
-
     def _committed(self, key: dg.AssetKey, head: Head) -> ValueRef | None:
         """Return the value that this series committed under the current code version."""
         if head.value is None or self._series not in head.committed_by:
             return None
         return head.value if head.value.fingerprint == self._fingerprint(key) else None
+
+    def _why_missing(self, key: dg.AssetKey, head: Head) -> str:
+        """Return why a partition that was begun is not done."""
+        if head.series == self._series and head.newest_step is not None and self._series not in head.committed_by:
+            return f"in training, goes on after step {head.newest_step}"
+        if head.value is None:
+            return NOT_COMMITTED
+        if self._series not in head.committed_by:
+            return "committed by another run group only"
+        if head.value.fingerprint != self._fingerprint(key):
+            was, now = (
+                (f or "code:none").removeprefix("code:") for f in (head.value.fingerprint, self._fingerprint(key))
+            )
+            return f"code version was {was}, is {now}"
+        return "its objects are gone"
 
     def _fingerprint(self, key: dg.AssetKey) -> str | None:
         code_version = self._repository.assets_defs_by_key[key].code_versions_by_key.get(key)

@@ -26,7 +26,6 @@ from dagster_resilient.state.fences import fence_run, read_fence
 from dagster_resilient.state.records import Verdict
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.retry import hasty
-from dagster_resilient.values import task_name
 
 ATTEMPT_TAG = "resilient/attempt"
 REASON_TAG = "resilient/reason"
@@ -206,8 +205,7 @@ class RecoveryTick:
             self._outcomes["adopted"] += 1
             return
         child = str(uuid.uuid5(_RUN_IDS, f"{run.run_id}:{verdict.attempt}"))
-        trained = "".join(f"; {name} goes on after step {step}" for name, step in _unfinished(facts, missing))
-        words = f"{verdict.reason}; {missing.words()}{trained}"
+        words = f"{verdict.reason}; {missing.words()}"
         tags = self._tags(run, missing, verdict)
         self._settle(run, verdict.model_copy(update={"action": "relaunched", "reason": words, "child": child}))
         _, new = compat.launch_reexecution(
@@ -278,12 +276,6 @@ def _newest_worker_beats(beats: Iterable[LiveName]) -> dict[str, float]:
         if beat.role == "worker":
             newest[beat.run_id] = max(newest.get(beat.run_id, 0.0), beat.last_modified.timestamp())
     return newest
-
-
-def _unfinished(facts: RunFacts, missing: Plan) -> list[tuple[str, int]]:
-    """Return the trainings that a re-execution resumes, and after which step."""
-    names = {task_name(key, partition) for key, partitions in missing.missing.items() for partition in partitions}
-    return sorted((name, step) for name, step in facts.checkpoints.items() if name in names)
 
 
 def _first_words(errors: Sequence[compat.RecordedError]) -> str:

@@ -1,10 +1,11 @@
 """Pure decisions: what is lost, what a failure is worth, what is missing. No I/O, no Dagster."""
 
 from dagster_resilient.recovery.detect import Look, Observation, Sighting, observe
-from dagster_resilient.recovery.plan import AssetFacts, Plan, plan
+from dagster_resilient.recovery.plan import NOT_COMMITTED, AssetFacts, Plan, plan
 from dagster_resilient.recovery.policy import Decision, RecoveryPolicy, classify
 
 __all__ = [
+    "NOT_COMMITTED",
     "AssetFacts",
     "Decision",
     "Look",

@@ -3,8 +3,8 @@
 It runs as ``python -I -S _sidecar.py`` and imports the standard library, obstore and the `_sidecar_*` and `_processes`
 beside it, nothing else: it must beat before its parent has imported anything heavy, and take little memory. One JSON
 line on its standard input configures it (credentials never stand in the arguments or the environment); later lines
-bring progress, logs to watch, or say goodbye. Lines on its standard output tell the parent of a fence, of a task that
-was taken over, or of trouble with the store.
+bring progress, logs to watch, newer credentials, or say goodbye. Lines on its standard output tell the parent of a
+fence, of a task that was taken over, or of trouble with the store.
 
 The main thread watches processes and deadlines; what talks to the store has threads of its own (`_sidecar_work`). A
 store that hangs can thus delay beats and fences, but never the watch.
@@ -43,6 +43,7 @@ class Inbox:
     def __init__(self, fd: int = 0) -> None:
         self.fd: int | None = fd
         self._rest = b""
+        self._pieces = ""
 
     def first_line(self) -> dict[str, Any]:
         """Wait for the configuration. Returns an empty one if the parent died before it was written."""
@@ -67,8 +68,18 @@ class Inbox:
         messages: list[dict[str, Any]] = []
         for line in lines:
             with contextlib.suppress(ValueError, TypeError):
-                messages.append(dict(json.loads(line)))
+                messages += self._whole(dict(json.loads(line)))
         return messages
+
+    def _whole(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Put together what was too long for one line; see `_sidecar_pipe.as_lines`."""
+        if "piece" not in message:
+            return [message]
+        text, self._pieces = self._pieces + message["piece"], ""
+        if message["left"]:
+            self._pieces = text
+            return []
+        return [dict(json.loads(text))]
 
 
 class Guard:
@@ -79,14 +90,17 @@ class Guard:
         self._inbox = inbox
         self._parent = Watched(*config["parent"])
         self._worker = Watched(*config["worker"]) if config["worker"] else None
-        shared = Shared(config["store"])
-        self._beater = Beater(config, self._parent, Caller(shared, patience(config), tell))
-        self._lookout = Lookout(config, Caller(shared, patience(config), tell), self._beater.tried)
+        self._store = Shared(config["store"])
+        self._beater = Beater(config, self._parent, self._caller())
+        self._lookout = Lookout(config, self._caller(), self._beater.tried)
         self._deaf_until = 0.0
         self._goodbye = False
         self._ends: dict[str, float] = {}  # when the parent must end, by cause
         self._kill_at: float | None = None
         self._known: dict[int, Watched] = {}
+
+    def _caller(self) -> Caller:
+        return Caller(self._store, patience(self._config), tell, shown=self._store.shown)
 
     def run(self) -> None:
         """Watch until the parent says goodbye or dies."""
@@ -114,6 +128,9 @@ class Guard:
             elif "unwatch" in message:
                 self._lookout.unwatch(message["unwatch"])
                 self._ends.pop(message["unwatch"], None)
+            elif "store" in message:
+                self._store.replace(message["store"])
+                self._beater.again()
             else:
                 self._beater.update(message)
 

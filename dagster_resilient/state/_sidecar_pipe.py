@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import numbers
@@ -12,7 +13,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any
+
+LONGEST_LINE = 4096  # PIPE_BUF on Linux: up to here a write to a pipe is whole or refused, from any thread
+_PIECE = 2000  # letters; as text within JSON they become twice as many at most
 
 
 def plain(value: Any) -> Any:
@@ -31,6 +36,16 @@ def plain(value: Any) -> Any:
     return f"<{type(value).__name__}>"
 
 
+def as_lines(message: Mapping[str, Any]) -> list[bytes]:
+    """Return a message as lines that a pipe takes whole. A long one comes in pieces, with lines of others between."""
+    text = json.dumps(message)
+    if len(text) < LONGEST_LINE:
+        return [text.encode() + b"\n"]
+    pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+    numbered = zip(pieces, reversed(range(len(pieces))), strict=True)
+    return [json.dumps({"piece": piece, "left": left}).encode() + b"\n" for piece, left in numbered]
+
+
 def write_all(fd: int, data: bytes) -> None:
     """Write all of it, however long that takes: to a process that has just been started."""
     view = memoryview(data)
@@ -45,6 +60,14 @@ def lines(child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
     while chunk := os.read(child.stdout.fileno(), 65536):
         *whole, rest = (rest + chunk).split(b"\n")
         yield from (json.loads(line) for line in whole)
+
+
+def site_of_obstore() -> str:
+    """Return the folder that the sidecar, which starts without any, must look into."""
+    spec = importlib.util.find_spec("obstore")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parents[1])
 
 
 def let_go(child: subprocess.Popen[bytes], reader: threading.Thread) -> None:
@@ -65,7 +88,7 @@ def close_pipes(*pipes: IO[bytes] | None) -> None:
 def write_within(child: subprocess.Popen[bytes], line: bytes, deadline: float) -> bool:
     """Write one line, whole, to a process that may be slow to read. False where it did not take it until the deadline.
 
-    One that has died already needs no line.
+    The line is none that a pipe would tear; see `as_lines`. One that has died already needs no line.
     """
     assert child.stdin is not None
     with contextlib.suppress(OSError, ValueError):

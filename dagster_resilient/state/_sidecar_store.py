@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 import threading
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
 
         def names(self, prefix: str, after: str | None, timeout: float) -> list[str]:
             """Return the keys under a prefix, without the prefix: those behind `after` alone, or more."""
+
+
+_CLASSES = {"s3": "S3Store", "gcs": "GCSStore", "azure": "AzureStore"}
+_TIMEOUTS = {"connect_timeout", "read_timeout"}
+_SECRETS = ("secret_access_key", "session_token", "service_account_key", "account_key", "sas_key", "client_secret")
+_ENVIRONMENT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_TOKEN")
+_SHORTEST = 4  # a "secret" of fewer letters would hide half of the text
 
 
 class Directory:
@@ -77,19 +85,25 @@ class Directory:
 
 
 class Bucket:
-    """A prefix of an S3 bucket, through obstore.
+    """A prefix of a bucket of S3, Google Cloud Storage or Azure, through obstore.
 
     The time limit belongs to a client, so there is one client for each limit in use; the limits are few (see
     `Patience`).
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        import obstore  # noqa: PLC0415 - only S3 needs it, and only once the path to it is known
+        import obstore  # noqa: PLC0415 - only a bucket needs it, and only once the path to it is known
 
         self._obstore = obstore
+        self._class = _CLASSES[config["kind"]]
         self._root = config["root"]
         self._bucket = config["bucket"]
         self._config = config["config"]
+        self._http = {name: value for name, value in config.get("client", {}).items() if name not in _TIMEOUTS}
+        if "access_key_id" in self._config:
+            # Or obstore would combine these keys with a session token of other ones. They stand in the configuration.
+            for name in _ENVIRONMENT:
+                os.environ.pop(name, None)
         self._clients: dict[float, Any] = {}
         self._lock = threading.Lock()
 
@@ -100,14 +114,15 @@ class Bucket:
             return self._clients[timeout]
 
     def _open(self, timeout: float) -> Any:
-        from obstore.store import S3Store  # noqa: PLC0415 - as above
+        from obstore import store  # noqa: PLC0415 - as above
 
-        plain_http = str(self._config.get("endpoint", "")).startswith("http://")
+        addresses = [str(self._config.get(name, "")) for name in ("endpoint", "base_url")]
+        plain_http = any(address.startswith("http://") for address in addresses)
         limit = f"{round(timeout * 1000)}ms"
-        return S3Store(
+        return getattr(store, self._class)(
             self._bucket,
             config=self._config,
-            client_options={"timeout": limit, "connect_timeout": limit, "allow_http": plain_http},
+            client_options={**self._http, "timeout": limit, "connect_timeout": limit, "allow_http": plain_http},
             retry_config={"max_retries": 0},
         )
 
@@ -132,13 +147,42 @@ class Bucket:
         return [meta["path"][len(whole) :] for meta in found]
 
 
-def open_store(config: dict[str, Any]) -> Store:
+class UnknownStoreError(ValueError):
+    """There is nothing to open yet: the parent could not say with which credentials."""
+
+
+def open_store(config: dict[str, Any] | None) -> Store:
     """Open what `ObjectStore.sidecar_config` describes."""
+    if config is None:
+        raise UnknownStoreError("the credentials of the store are not known yet")
     if config["kind"] == "local":
         return Directory(config["path"])
-    if config["kind"] == "s3":
+    if config["kind"] in _CLASSES:
         return Bucket(config)
     raise ValueError(f"the sidecar knows no store of kind {config['kind']!r}")
+
+
+def secrets_of(config: Mapping[str, Any] | None) -> set[str]:
+    """Return what of a store's configuration no message may show. Of a signed URL, also the signature alone."""
+    known = (config or {}).get("config", {})
+    whole = {str(known[name]) for name in _SECRETS if known.get(name)}
+    return whole | {part.partition("=")[2] for one in whole for part in one.split("&") if part.startswith("sig=")}
+
+
+def without(secrets: Iterable[str], text: str) -> str:
+    """Return a text without secrets: S3 repeats an expired token in its answer, Azure's URL holds a key."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "(hidden)") if len(secret) >= _SHORTEST else text
+    return text
+
+
+def refused(error: Exception) -> bool:
+    """Return whether newer credentials may help."""
+    if not type(error).__module__.startswith("obstore"):
+        return isinstance(error, UnknownStoreError)
+    from dagster_resilient.storage.obstore_errors import classified  # noqa: PLC0415 - where calls go well, not needed
+
+    return issubclass(classified(error, "write", "")[0], PermissionError)
 
 
 class Patience:

@@ -14,7 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dagster_resilient.state._sidecar_store import Patience, Schedule, chance, open_store
+from dagster_resilient.state._sidecar_store import (
+    Patience,
+    Schedule,
+    chance,
+    open_store,
+    refused,
+    secrets_of,
+    without,
+)
 
 if TYPE_CHECKING:
     from dagster_resilient.state._processes import Watched
@@ -32,17 +40,28 @@ _ENTRY = re.compile(r"(\d{10})\.json")
 class Shared:
     """The store, opened at the first call that needs it. Where it cannot be opened, the next call tries again."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any] | None) -> None:
         self._config = config
-        self._store: Store | None = None
+        self._opened: tuple[dict[str, Any] | None, Store] | None = None
+        self._secrets = secrets_of(config)
         self._lock = threading.Lock()
 
     def __call__(self) -> Store:
         """Return the store."""
         with self._lock:
-            if self._store is None:
-                self._store = open_store(self._config)
-            return self._store
+            config = self._config
+            if self._opened is None or self._opened[0] is not config:
+                self._opened = config, open_store(config)
+            return self._opened[1]
+
+    def replace(self, config: dict[str, Any]) -> None:
+        """Have later calls go to a store that is opened like this. Takes no lock: the watch must not wait here."""
+        self._secrets = self._secrets | secrets_of(config)
+        self._config = config
+
+    def shown(self, text: str) -> str:
+        """Return a text without any secret that was ever in use here."""
+        return without(self._secrets, text)
 
 
 class Caller:
@@ -54,24 +73,30 @@ class Caller:
         patience: Patience,
         tell: Callable[[dict[str, Any]], None],
         clock: Callable[[], float] = time.monotonic,
+        shown: Callable[[str], str] = str,
     ) -> None:
         self.clock = clock
+        self._shown = shown
         self.patience = patience
         self._opened = opened
         self._tell = tell
         self._failing: set[str] = set()
 
     def attempt(self, what: str, act: Act) -> bool:
-        """Act, and return whether that went well. The first failure in a row is told; none is raised."""
+        """Act, and return whether that went well. No failure is raised.
+
+        Of failures in a row the first is told; and each refusal, since the parent may get newer credentials later.
+        """
         limit, begun = self.patience.seconds, self.clock()
         try:
             act(self._opened(), limit)
         except Exception as error:  # noqa: BLE001 - G7: whatever a store raises, a heartbeat only tries again
             self.patience.learn(limit, self.clock() - begun, ok=False)
-            if what not in self._failing:
+            is_refusal = refused(error)
+            if is_refusal or what not in self._failing:
                 self._failing.add(what)
-                reason = f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:300]
-                self._tell({"trouble": reason, "doing": what})
+                reason = self._shown(f"{type(error).__name__}: {str(error).strip()}").split("\n", 1)[0][:300]
+                self._tell({"trouble": reason, "doing": what, "refused": is_refusal})
             return False
         self.patience.learn(limit, self.clock() - begun, ok=True)
         self._failing.discard(what)
@@ -98,7 +123,7 @@ class Beater(threading.Thread):
         self._sequence = 0
         self._calls: list[threading.Thread] = []
         self._last: str | None = None
-        self._ended = threading.Event()
+        self._awake = threading.Event()
 
     def update(self, message: dict[str, Any]) -> None:
         """Merge a line of progress; a new step starts with none. The dict is replaced, since the thread may read it."""
@@ -109,7 +134,11 @@ class Beater(threading.Thread):
     def finish(self, last: str) -> None:
         """Ask for the last act: ``delete`` the heartbeat, or write that the parent has ``exited``."""
         self._last = last
-        self._ended.set()
+        self._awake.set()
+
+    def again(self) -> None:
+        """Ask for a beat between two others: the store is opened otherwise now."""
+        self._awake.set()
 
     def run(self) -> None:
         """Beat every interval until the end, then act for the last time."""
@@ -117,9 +146,17 @@ class Beater(threading.Thread):
         while self._last is None:
             if not self._parent.stopped():
                 self.beat()
-            self._ended.wait(schedule.advance(self._caller.clock()))
+            self._wait(schedule.advance(self._caller.clock()))
         self._leave(self._caller.clock() + self.last_words)
         self.finished.set()
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for the next beat or the end. What `again` asks for goes out meanwhile, and moves no other beat."""
+        due = self._caller.clock() + seconds
+        while self._last is None and self._awake.wait(max(0.0, due - self._caller.clock())):
+            self._awake.clear()
+            if self._last is None and not self._parent.stopped():
+                self.beat()
 
     def beat(self) -> None:
         """Send a beat on its way, unless too many hang already."""

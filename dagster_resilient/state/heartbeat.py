@@ -8,7 +8,6 @@ a heartbeat that cannot be written is a warning.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import logging
 import multiprocessing.util
@@ -24,7 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from dagster_resilient.state._processes import SIDECAR, exists, read_stat
-from dagster_resilient.state._sidecar_pipe import close_pipes, let_go, lines, plain, write_all, write_within
+from dagster_resilient.state._sidecar_pipe import (
+    LONGEST_LINE,
+    as_lines,
+    close_pipes,
+    let_go,
+    lines,
+    plain,
+    site_of_obstore,
+    write_all,
+    write_within,
+)
+from dagster_resilient.state._sidecar_renewal import Renewal
 from dagster_resilient.state.beats import Beat, LiveName, Role, carries_heartbeats, list_beats, read_beat, store_now
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.object_store import ObjectStore
@@ -42,7 +52,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_LONGEST_LINE = 4096  # PIPE_BUF on Linux: up to here a write to a pipe is whole or refused, from any thread
 _LONGEST_NAME = 300  # of a task, in a line that must fit into the pipe
 _STARTS = 4
 _GOODBYE = 2.0
@@ -116,6 +125,7 @@ class Sidecar:
             step_key=step_key,
         )
         self._store = store
+        self._renewal = Renewal(store, self.key, interval, self._deliver, self._warn)
         self._graces = {"fence_grace": fence_grace, "term_grace": term_grace, "store_timeout": _STORE_TIMEOUT}
         self._fence_key = keys.fence_key(run_id)
         self._worker = None if worker is None or worker[0] == self._pid else worker
@@ -144,6 +154,7 @@ class Sidecar:
         with self._lock:
             if self._reader is not None or self._over.is_set() or os.getpid() != self._pid:
                 return
+            self._renewal.begin()
             self._child = self._spawn()
             self._reader = threading.Thread(target=self._listen, name=f"sidecar-{self.process}", daemon=True)
             self._reader.start()
@@ -157,8 +168,8 @@ class Sidecar:
         """
         message = {"step_key": fields.pop("step_key")} if "step_key" in fields else {}
         line = json.dumps({**message, "progress": plain(fields)}).encode() + b"\n"
-        if len(line) > _LONGEST_LINE:
-            self._warn("long", f"a progress report of {len(line)} bytes was dropped; at most {_LONGEST_LINE} are sent")
+        if len(line) > LONGEST_LINE:
+            self._warn("long", f"a progress report of {len(line)} bytes was dropped; at most {LONGEST_LINE} are sent")
         elif not self._send(line):
             self._warn("dropped", "a progress report was dropped, since the sidecar did not take it")
 
@@ -249,8 +260,8 @@ class Sidecar:
     def _configuration(self) -> bytes:
         """One line, for the pipe: it holds credentials, and others can read arguments and environments."""
         config: dict[str, Any] = {
-            "store": dict(self._store.sidecar_config()),
-            "site": _site_of_obstore(),
+            "store": self._renewal.known,
+            "site": site_of_obstore(),
             "beat": self._beat.model_dump(mode="json", exclude_none=True),
             "key": self.key,
             "fence_key": self._fence_key,
@@ -293,6 +304,7 @@ class Sidecar:
         if "trouble" in message:
             where = f"{message['doing']} failed ({self._store.url}/{self.key})"
             self._warn("trouble", f"{where}, and is tried again at each interval: {message['trouble']}")
+            self._renewal.want(refused=message["refused"])
         if "fenced" in message:
             with self._lock:
                 self._take_in(message)
@@ -319,21 +331,19 @@ class Sidecar:
         child = self._child
         if child is None or self._over.is_set():
             return
-        if not write_within(child, json.dumps(message).encode() + b"\n", time.monotonic() + _GOODBYE):
+        deadline = time.monotonic() + _GOODBYE
+        if not all(write_within(child, line, deadline) for line in as_lines(message)):
             child.kill()
+
+    def _deliver(self, config: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._insist({"store": config})
 
     def _warn(self, kind: str, text: str) -> None:
         """Warn once of each kind of trouble: a loop of a million steps must not fill the log."""
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning("Heartbeat: %s.", text.rstrip("."))
-
-
-def _site_of_obstore() -> str:
-    spec = importlib.util.find_spec("obstore")
-    assert spec is not None
-    assert spec.origin is not None
-    return str(Path(spec.origin).parents[1])
 
 
 _live: dict[tuple[str, str, str], Sidecar] = {}

@@ -12,9 +12,10 @@ from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 
-from dagster_resilient.errors import ObjectNotFoundError
+from dagster_resilient.errors import IntegrityError, ObjectNotFoundError
+from dagster_resilient.state.beats import read_beat
 from dagster_resilient.state.records import Claim, Owner
-from dagster_resilient.storage.object_store import ObjectStore
+from dagster_resilient.storage.object_store import ObjectInfo, ObjectStore
 
 
 class Verdict(enum.Enum):
@@ -72,6 +73,9 @@ class OwnerWatch:
 
     Lost means: no beat for longer than its TTL, and none over two intervals in which our own looks succeeded. The
     second half is for the end of a store outage, when every beat is old and every owner is alive.
+
+    A last beat that says "exited" needs no time to pass. The sidecar writes it once the pidfd of the owner, which no
+    later process can take, told it of the end: what is dead commits nothing, and needs no TTL to fall silent.
     """
 
     def __init__(
@@ -81,12 +85,16 @@ class OwnerWatch:
         self._store, self._now, self._clock = store, now, clock
         self._first_beat: datetime | None = None
         self._first_look: float | None = None
+        self._seen: ObjectInfo | None = None
+        self._exited = False
 
     def look(self) -> Verdict:
         """Look once. UNKNOWN: neither lost nor seen to move yet. Without a heartbeat, only this process can own it."""
         if self.owner.heartbeat is None:
             return Verdict.ALIVE
         beat = self._beat(self.owner.heartbeat)
+        if self._exited:
+            return Verdict.DEAD
         if self._first_look is None:
             self._first_beat, self._first_look = beat, self._clock()
             return Verdict.UNKNOWN
@@ -99,7 +107,23 @@ class OwnerWatch:
         return Verdict.DEAD if stale and watched > 2 * self.owner.interval else Verdict.UNKNOWN
 
     def _beat(self, key: str) -> datetime | None:
+        """Return the time of the last beat. It is read where it is another one than before.
+
+        Its version tells too: the last two beats may carry the same second.
+        """
         try:
-            return self._store.head(key).last_modified
+            info = self._store.head(key)
         except ObjectNotFoundError:
             return None
+        if info != self._seen:
+            self._exited = self._exited or _says_exited(self._store, key)
+            self._seen = info
+        return info.last_modified
+
+
+def _says_exited(store: ObjectStore, key: str) -> bool:
+    try:
+        beat = read_beat(store, key)
+    except IntegrityError:
+        return False  # damaged, or a newer library's: it says nothing
+    return beat is not None and beat.state == "exited"

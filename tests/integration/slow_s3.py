@@ -23,6 +23,7 @@ class SlowS3(ThreadingHTTPServer):
     Attributes:
         delay: Seconds until a request takes effect and is answered.
         refuses: Whether all is answered by 503.
+        expired: Access key ids whose time has run out. The refusal repeats the session token, as S3 does.
         seen: Requests so far, by verb.
         cut: Requests so far whose client did not wait, by verb.
     """
@@ -34,6 +35,7 @@ class SlowS3(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.delay = 0.0
         self.refuses = False
+        self.expired: set[str] = set()
         self.seen: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()
 
@@ -72,6 +74,10 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if self.server.refuses:
             self._answer(503, b"<Error><Code>SlowDown</Code></Error>")
+            return None
+        if any(f"Credential={key}/" in self.headers.get("Authorization", "") for key in self.server.expired):
+            token = self.headers.get("x-amz-security-token", "")
+            self._answer(400, f"<Error><Code>ExpiredToken</Code><Token-0>{token}</Token-0></Error>".encode())
             return None
         return body
 

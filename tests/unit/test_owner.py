@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dagster_resilient.errors import StoreUnavailableError
+from dagster_resilient.state.beats import Beat
 from dagster_resilient.state.owner import OwnerWatch, Verdict, local_verdict, start_ticks, this_process
 from dagster_resilient.state.records import Claim, Owner
 from dagster_resilient.storage.memory_store import MemoryObjectStore
@@ -117,6 +118,73 @@ def test_an_owner_without_its_heartbeat_object_is_dead_after_its_ttl() -> None:
     watching.beat = None
     verdicts = [watching.look_after(seconds) for seconds in (0, 44, 2)]
     assert verdicts == [Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.DEAD]
+
+
+def a_beat(**changes: Any) -> bytes:
+    """The body of a heartbeat."""
+    fields = {"process": "0a", "run_id": "run", "root": "r", "role": "step", "instance_id": "i", "host": "h"}
+    numbers = {"pid": 1, "seq": 1, "interval": 10.0, "ttl": 45.0}
+    return Beat.model_validate({**fields, **numbers, **changes}).to_bytes()
+
+
+def test_an_owner_whose_sidecar_saw_it_end_is_dead_at_once() -> None:
+    """The last beat is fresh, and a sign of death all the same, at the first look; and it stays one."""
+    watching = Watching()
+    watching.faulty.put(BEAT, a_beat(state="exited"))
+    assert watching.look_after(0) is Verdict.DEAD
+    watching.faulty.put(BEAT, a_beat())  # one that was held up, and lands behind the last one
+    assert watching.look_after(5, beating=True) is Verdict.DEAD
+
+
+def test_an_owner_that_ends_while_it_is_watched_is_dead_at_once() -> None:
+    """The new beat, which would count as life, is read."""
+    watching = Watching()
+    watching.faulty.put(BEAT, a_beat())
+    assert watching.look_after(0) is Verdict.UNKNOWN
+    assert watching.look_after(5, beating=True) is Verdict.ALIVE
+    watching.faulty.put(BEAT, a_beat(state="exited"))
+    assert watching.look_after(5, beating=True) is Verdict.DEAD
+
+
+def test_a_last_beat_within_the_same_second_is_read() -> None:
+    """Stores tell times by the second: the version differs."""
+    store = MemoryObjectStore(uuid.uuid4().hex)
+    store.put(BEAT, a_beat())
+    watch = OwnerWatch(store, owner(), lambda: NOON)
+    watch.look()
+    moment = store.head(BEAT).last_modified
+    store.put(BEAT, a_beat(state="exited"))
+    store.head = lambda key: replace(MemoryObjectStore.head(store, key), last_modified=moment)  # type: ignore[method-assign]
+    assert watch.look() is Verdict.DEAD
+
+
+def test_a_beat_is_read_once() -> None:
+    """One that does not change costs no second read."""
+    watching = Watching()
+    watching.faulty.put(BEAT, a_beat())
+    for _ in range(5):
+        watching.look_after(1)
+    assert watching.faulty.counts["get"] == 1
+
+
+@pytest.mark.parametrize("raw", [b"torn", b"{}", b'{"state": "exited"}', b'{"schema_version": 99}'])
+def test_a_damaged_beat_says_nothing(raw: bytes) -> None:
+    """Its time is that of a sign of life, as before; its text is no proof of a death."""
+    watching = Watching()
+    watching.faulty.put(BEAT, raw)
+    assert watching.look_after(0) is Verdict.UNKNOWN
+    assert watching.look_after(5, beating=True) is Verdict.ALIVE
+    assert [watching.look_after(seconds) for seconds in (20, 24, 2)][-1] is Verdict.DEAD
+
+
+def test_a_beat_that_cannot_be_read_now_is_read_at_the_next_look() -> None:
+    """The store fails between the two requests of a look."""
+    watching = Watching()
+    watching.faulty.put(BEAT, a_beat(state="exited"))
+    watching.faulty.plan(fail("get"))
+    with pytest.raises(StoreUnavailableError):
+        watching.look_after(0)
+    assert watching.look_after(1) is Verdict.DEAD
 
 
 def test_a_first_beat_that_comes_late_is_life() -> None:

@@ -68,3 +68,16 @@ def test_nothing_missing_selects_nothing():
     planned = plan([facts("a", done=[None]), facts("p", MONTHS, done=MONTHS)])
     assert planned.missing == {}
     assert planned.words() == "redo nothing; reuse a, p[2013-01-01..2013-12-01: 12]"
+
+
+def test_the_plan_says_why():
+    """Each missing partition has its reason; where they differ, they are counted."""
+    lost = AssetFacts(("f",), MONTHS, frozenset(MONTHS[2:]), reasons={MONTHS[0]: "its objects are gone"})
+    planned = plan([lost, facts("p", MONTHS, done=MONTHS, upstream=["f"]), facts("x", together=["x", "y"]),
+                    facts("y", done=[None], together=["x", "y"])])  # fmt: skip
+    assert planned.reasons[("p",)] == dict.fromkeys(MONTHS[:2], "below f")
+    assert planned.words() == (
+        "redo f[2013-01-01..2013-02-01: 2] (1 its objects are gone, 1 not committed), "
+        "p[2013-01-01..2013-02-01: 2] (below f), x (not committed), y (in one step with x); "
+        "reuse f[2013-03-01..2013-12-01: 10], p[2013-03-01..2013-12-01: 10]"
+    )

@@ -107,7 +107,7 @@ def test_a_failing_store_says_so_once_and_again_after_it_worked() -> None:
 
     caller = a_caller(Objects(), Clock(), told)
     assert [caller.attempt("writing", act) for act in (fail, fail)] == [False, False]
-    assert told == [{"trouble": "OSError: no route", "doing": "writing"}]
+    assert told == [{"trouble": "OSError: no route", "doing": "writing", "refused": False}]
     assert caller.attempt("writing", lambda store, limit: None)
     caller.attempt("writing", fail)
     assert len(told) == 2
