@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import pydantic
 
-from dagster_resilient.errors import ConfigurationError, ObjectNotFoundError
+from dagster_resilient.errors import ConfigurationError, ObjectNotFoundError, StoreUnavailableError
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import Record
 from dagster_resilient.storage.object_store import ObjectStore
@@ -85,6 +85,8 @@ def carries_heartbeats(store: ObjectStore) -> bool:
             _mute.add(store.url)
             _log.warning("No heartbeats at %s: %s", store.url, error)
         return False
+    except StoreUnavailableError:
+        return True  # its credentials cannot be had now; the sidecar tries again, and says so
     return True
 
 

@@ -83,8 +83,8 @@ class OwnerWatch:
     ) -> None:
         self.owner = owner
         self._store, self._now, self._clock = store, now, clock
-        self._first_beat: datetime | None = None
-        self._first_look: float | None = None
+        self._last_beat: datetime | None = None
+        self._since: float | None = None  # when that beat was first seen
         self._seen: ObjectInfo | None = None
         self._exited = False
 
@@ -95,12 +95,12 @@ class OwnerWatch:
         beat = self._beat(self.owner.heartbeat)
         if self._exited:
             return Verdict.DEAD
-        if self._first_look is None:
-            self._first_beat, self._first_look = beat, self._clock()
-            return Verdict.UNKNOWN
-        if beat is not None and beat != self._first_beat:
-            return Verdict.ALIVE
-        watched = self._clock() - self._first_look
+        if self._since is None or (beat is not None and beat != self._last_beat):
+            first = self._since is None
+            # Each beat begins the watch anew: who is waited for, and was seen to live, may die later.
+            self._last_beat, self._since = beat, self._clock()
+            return Verdict.UNKNOWN if first else Verdict.ALIVE
+        watched = self._clock() - self._since
         if beat is None:
             return Verdict.DEAD if watched > self.owner.ttl else Verdict.UNKNOWN
         stale = self._now() - beat > timedelta(seconds=self.owner.ttl)

@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if any(f"Credential={key}/" in self.headers.get("Authorization", "") for key in self.server.expired):
             token = self.headers.get("x-amz-security-token", "")
-            self._answer(400, f"<Error><Code>ExpiredToken</Code><Token-0>{token}</Token-0></Error>".encode())
+            self._answer(400, f"<Error><Token-0>{token}</Token-0><Code>ExpiredToken</Code></Error>".encode())
             return None
         return body
 

@@ -18,6 +18,7 @@ import pytest
 
 from dagster_resilient.errors import IntegrityError, SchemaVersionError
 from dagster_resilient.state import _processes, _sidecar
+from dagster_resilient.state._sidecar_pipe import LONGEST_LINE, as_lines
 from dagster_resilient.state._sidecar_pipe import plain as as_plain
 from dagster_resilient.state.heartbeat import (
     Beat,
@@ -180,6 +181,43 @@ def test_the_inbox_keeps_half_a_line_and_skips_what_is_no_message() -> None:
     os.close(sender)
     assert inbox.read() == []
     assert inbox.fd is None
+    os.close(receiver)
+
+
+def test_a_long_message_arrives_whole_among_those_of_other_threads() -> None:
+    """A configuration with a certificate is longer than a pipe takes at once: its pieces tear nothing, nor are torn."""
+    receiver, sender = os.pipe()
+    os.set_blocking(receiver, False)
+    inbox, found, config = (
+        _sidecar.Inbox(receiver),
+        list[dict[str, object]](),
+        {"store": {"pem": '"\\\n\u00e9' * 40_000}},
+    )
+    report = b'{"progress": {"a": 1}}\n'
+    lines = as_lines(config)
+    assert len(lines) > 50
+    assert all(len(line) <= LONGEST_LINE for line in lines)
+    threads = [threading.Thread(target=lambda: [os.write(sender, report) for _ in range(500)]) for _ in range(2)]
+    threads.append(threading.Thread(target=lambda: [os.write(sender, line) for line in lines]))
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        found += inbox.read()
+    found += inbox.read()
+    assert found.count({"progress": {"a": 1}}) == 1000
+    assert [message for message in found if "progress" not in message] == [config]
+    os.close(sender)
+    os.close(receiver)
+
+
+def test_pieces_of_which_some_are_missing_are_no_message() -> None:
+    """What does not fit together is skipped, and the next one is read."""
+    receiver, sender = os.pipe()
+    os.set_blocking(receiver, False)
+    inbox, lines = _sidecar.Inbox(receiver), as_lines({"store": {"pem": "x" * 10_000}})
+    os.write(sender, b"".join([*lines[1:], *lines]))
+    assert inbox.read() == [{"store": {"pem": "x" * 10_000}}]
+    os.close(sender)
     os.close(receiver)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ from dagster_resilient.state.owner import OwnerWatch, Verdict, local_verdict, st
 from dagster_resilient.state.records import Claim, Owner
 from dagster_resilient.storage.memory_store import MemoryObjectStore
 from dagster_resilient.storage.object_store import ObjectInfo
-from dagster_resilient.testing import FakeClock, FaultStore
+from dagster_resilient.testing import FakeClock, Fault, FaultStore
 
 BEAT = "live/run/step-0a.json"
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -104,6 +105,14 @@ def test_an_owner_that_stopped_beating_is_dead_after_its_ttl() -> None:
     assert verdicts == [Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.DEAD]
 
 
+def test_an_owner_that_was_seen_to_live_can_die() -> None:
+    """Who waits for a task sees its owner beat, and then its silence."""
+    watching = Watching()
+    watching.look_after(0)
+    assert watching.look_after(10, beating=True) is Verdict.ALIVE
+    assert [watching.look_after(seconds) for seconds in (20, 24, 2)] == [*[Verdict.UNKNOWN] * 2, Verdict.DEAD]
+
+
 def test_an_old_beat_alone_is_no_death() -> None:
     """At the end of an outage every beat is old: two intervals of looks must pass first."""
     watching = Watching()
@@ -164,7 +173,7 @@ def test_a_beat_is_read_once() -> None:
     watching.faulty.put(BEAT, a_beat())
     for _ in range(5):
         watching.look_after(1)
-    assert watching.faulty.counts["get"] == 1
+    assert watching.faulty.count("get") == 1
 
 
 @pytest.mark.parametrize("raw", [b"torn", b"{}", b'{"state": "exited"}', b'{"schema_version": 99}'])
@@ -174,14 +183,14 @@ def test_a_damaged_beat_says_nothing(raw: bytes) -> None:
     watching.faulty.put(BEAT, raw)
     assert watching.look_after(0) is Verdict.UNKNOWN
     assert watching.look_after(5, beating=True) is Verdict.ALIVE
-    assert [watching.look_after(seconds) for seconds in (20, 24, 2)][-1] is Verdict.DEAD
+    assert [watching.look_after(seconds) for seconds in (44, 2)] == [Verdict.UNKNOWN, Verdict.DEAD]
 
 
 def test_a_beat_that_cannot_be_read_now_is_read_at_the_next_look() -> None:
     """The store fails between the two requests of a look."""
     watching = Watching()
     watching.faulty.put(BEAT, a_beat(state="exited"))
-    watching.faulty.plan(fail("get"))
+    watching.faulty._plan = {2: Fault("fail")}  # behind the put and the head
     with pytest.raises(StoreUnavailableError):
         watching.look_after(0)
     assert watching.look_after(1) is Verdict.DEAD

@@ -197,6 +197,20 @@ def test_a_process_without_a_thread_to_spare_still_beats(monkeypatch: pytest.Mon
     assert json.loads(store.objects[KEY])["seq"] == 1
 
 
+def test_a_beat_that_is_asked_for_goes_out_between_two_others() -> None:
+    """With newer credentials, nobody waits for the next interval; the end comes no later for it."""
+    landed = threading.Semaphore(0)
+    store = Objects(lambda *_: landed.release())
+    beater = a_beater(store, interval=600.0)
+    beater.start()
+    for _ in range(3):
+        assert landed.acquire(timeout=30)
+        beater.again()
+    beater.finish("delete")
+    assert beater.finished.wait(30)
+    assert store.objects == {}
+
+
 def test_the_last_words_are_tried_again_while_the_store_fails() -> None:
     """A store that is away when the parent dies is told when it is back."""
     failures = iter([OSError("away")] * 3)
