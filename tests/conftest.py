@@ -196,3 +196,12 @@ def run_python() -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _no_sidecar_outlives_its_test() -> Iterator[None]:
+    """A sidecar of this process that reads a fence ends it, as it should; the fences of a test end with the test."""
+    yield
+    heartbeat = sys.modules.get("dagster_resilient.state.heartbeat")
+    if heartbeat is not None:
+        heartbeat._close_all()

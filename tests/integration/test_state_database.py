@@ -99,3 +99,12 @@ def test_a_password_is_not_shown(local_url: str) -> None:
     with pytest.raises(StorageError) as error:
         records.with_patience(0.0).list("x/")  # type: ignore[attr-defined]
     assert secret not in str(error.value)
+
+
+def test_a_task_that_is_closed_beats_no_more(local_url: str) -> None:
+    """A service that opens many tasks ends each heartbeat; the task can be opened again."""
+    store = open_store(local_url)
+    for number in range(2):
+        with open_task(local_url, "model") as task:
+            task.save(number)
+        assert list(store.list("live/")) == []
