@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dagster_resilient.storage.object_store import open_store as open_store
     from dagster_resilient.task import Part as Part
     from dagster_resilient.task import Task as Task
+    from dagster_resilient.task import load as load
     from dagster_resilient.task import open_task as open_task
 
 _HOMES = {
@@ -36,6 +37,7 @@ _HOMES = {
     "build_recovery_sensor": "sensors",
     "collect_garbage": "state.garbage",
     "list_tasks": "state.history",
+    "load": "task",
     "open_store": "storage.object_store",
     "open_task": "task",
     "resilient_executor": "executor",

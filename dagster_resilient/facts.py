@@ -1,5 +1,6 @@
 """What is done and what is missing of a run, read from our commits, the storage itself and Dagster's events."""
 
+import hashlib
 from functools import cached_property
 from typing import Any
 
@@ -115,6 +116,24 @@ class RunFacts:
             if step is not None and step in compat.successful_steps(self._instance, run.run_id):
                 done |= set(compat.partition_keys_of_run(self._repository, run, key, self._instance))
         return done & set(partitions)
+
+    def inputs(self) -> str:
+        """Return a digest of what the run computes with: the declared code versions, and the newest data above it.
+
+        An attempt that failed for good says nothing of new code or new data. It costs one query for each asset above.
+        """
+        targets = compat.run_asset_keys(self._repository, self._run)
+        above = {parent for key in targets for parent in compat.upstream_keys(self._repository, key)} - set(targets)
+        code = [f"{key.to_user_string()}={self._fingerprint(key)}" for key in targets]
+        data = [f"{key.to_user_string()}={self._newest(key)}" for key in sorted(above)]
+        return hashlib.blake2b("\n".join([*code, *data]).encode(), digest_size=8).hexdigest()
+
+    def _newest(self, key: dg.AssetKey) -> int | None:
+        """Return the number of an asset's newest materialization: of the run's partition, where both have the same."""
+        partition = compat.shared_partition(self._repository, self._run, key, self._instance)
+        wanted = dg.AssetRecordsFilter(key, asset_partitions=None if partition is None else [partition])
+        found = self._instance.fetch_materializations(wanted, limit=1).records
+        return found[0].storage_id if found else None
 
     def adopt_unrecorded(self) -> None:
         """Tell Dagster of values that were committed just before their run died, too late for its event."""

@@ -6,12 +6,13 @@ middle is made up for by the next one. All it decides is in `recovery`; all it d
 No postponed annotations here: Dagster inspects the evaluation function.
 """
 
+import itertools
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 import pydantic
@@ -19,21 +20,24 @@ import pydantic
 from dagster_resilient import dagster_compat as compat
 from dagster_resilient.errors import ConfigurationError, StorageError
 from dagster_resilient.facts import RunFacts
-from dagster_resilient.recovery import Observation, Plan, RecoveryPolicy, Sighting, classify, observe, plan
+from dagster_resilient.recovery import Observation, Plan, RecoveryPolicy, Sighting, classify, hung, observe, plan
 from dagster_resilient.resources import RECOVERY_OF_TAG, ResilientResource
 from dagster_resilient.state.beats import LiveName, list_beats, store_now
 from dagster_resilient.state.fences import fence_run, read_fence
+from dagster_resilient.state.hangs import HangName, list_hangs, read_hang
 from dagster_resilient.state.records import Verdict
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.retry import hasty
 
 ATTEMPT_TAG = "resilient/attempt"
 REASON_TAG = "resilient/reason"
+INPUTS_TAG = "resilient/inputs"
 EXECUTOR_NAME = "resilient"
 _RUN_IDS = uuid.UUID("6f0d3b0e-8c2b-5b0e-9d53-0f2f5d0b7a11")
 _LIVE = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 _TAG_LENGTH = 250
-_RUNS_PER_TICK = 500
+_RUNS_PER_QUERY = 500
+_LAUNCHES_PER_TICK = 200
 _SECONDS_PER_TICK = 45.0
 
 
@@ -96,7 +100,7 @@ class RecoveryTick:
             return f"The store does not answer, so nothing is judged: {error}"
         self._context.update_cursor(observation.model_dump_json())
         self._each(self._failed_runs(), self._recover_or_say_why_not)
-        done = ", ".join(f"{count} {what}" for what, count in sorted(self._outcomes.items()))
+        done = ", ".join(f"{count} {what}" for what, count in sorted(self._outcomes.items()) if count)
         return "; ".join(part for part in (paused, done) if part) or "Nothing to recover."
 
     # ---- detection
@@ -104,7 +108,8 @@ class RecoveryTick:
     def _detect(self, memory: Observation) -> tuple[Observation, str | None]:
         # Without patience: a probe that waits for the end of an outage would not notice that there was one.
         store = hasty(self._resource.store, 0.0)
-        beats = _newest_worker_beats(list_beats(store))
+        all_beats, marks = list_beats(store), list_hangs(store)
+        beats = _newest_worker_beats(all_beats)
         now = store_now(store, f"sensor-{compat.instance_id(self._instance)}").timestamp()
         live = {run.run_id: run for run in self._runs(dg.RunsFilter(statuses=_LIVE))}
         look = observe(
@@ -115,29 +120,52 @@ class RecoveryTick:
             interval=self._resource.heartbeat_seconds,
             start_allowance=self._policy.start_allowance,
         )
-        self._each(((live[run_id], why) for run_id, why in look.lost.items()), lambda lost: self._close(*lost))
+        lost = ((live[run_id], why) for run_id, why in look.lost.items())
+        self._each(lost, lambda found: self._close(*found, verdict="lost"))
+        if look.paused is None:
+            terms = {"ttl": self._resource.ttl_seconds, "interval": self._resource.heartbeat_seconds}
+            stuck = hung(marks, all_beats, now, look.observation.since, **terms)
+            wanted = [(run, stuck[run_id]) for run_id, run in live.items() if run_id in stuck.keys() - look.lost.keys()]
+            self._each(wanted, lambda found: self._close_hung(*found, now=now))
         return look.observation, look.paused
 
-    def _close(self, run: dg.DagsterRun, why: str) -> None:
+    def _close_hung(self, run: dg.DagsterRun, mark: HangName, *, now: float) -> None:
+        """Its sidecar reads the fence, and ends the process, also where that hangs in C code."""
+        hang = read_hang(hasty(self._resource.store, 0.0), mark.key)
+        if hang is not None:
+            self._close(run, hang.words(now - mark.last_modified.timestamp()), verdict="hung")
+
+    def _close(self, run: dg.DagsterRun, why: str, *, verdict: Literal["lost", "hung"]) -> None:
         """Fence first: from here on the run commits nothing, whatever its status says. Then close it in Dagster."""
-        fence_run(self._records, run.run_id, reason=f"Lost: {why}.", failure_class="lost", by=self._context.sensor_name)
+        reason = f"{verdict.capitalize()}: {why}."
+        fence_run(self._records, run.run_id, reason=reason, failure_class=verdict, by=self._context.sensor_name)
         current = self._instance.get_run_by_id(run.run_id)
         if current is None or current.is_finished:
             return
-        compat.report_run_failed(self._instance, current, f"Lost: {why}. Its later writes are refused.")
-        self._outcomes["lost runs closed"] += 1
-        self._context.log.warning(f"Run {run.run_id} is lost: {why}.")
+        compat.report_run_failed(self._instance, current, f"{reason} Its later writes are refused.")
+        self._outcomes[f"{verdict} runs closed"] += 1
+        self._context.log.warning(f"Run {run.run_id} is {verdict}: {why}.")
 
     # ---- recovery
 
     def _failed_runs(self) -> Iterable[dg.DagsterRun]:
         since = datetime.now(UTC) - timedelta(seconds=self._policy.lookback)
-        return self._runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], updated_after=since))
+        failed = self._runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], updated_after=since))
+        while page := list(itertools.islice(failed, _RUNS_PER_QUERY)):
+            # Most failed runs of a day have been re-executed long ago: one query tells for many.
+            children = compat.children_of(self._instance, [run.run_id for run in page])
+            again = {child.parent_run_id for child in children if not _is_half_launched(child)}
+            yield from (run for run in page if run.run_id not in again)
 
     def _recover_or_say_why_not(self, run: dg.DagsterRun) -> None:
         """Tell people once, on the run's own page, what keeps it from being recovered; every tick tries again."""
         try:
             self._recover(run)
+        except ConfigurationError as error:
+            # It will not become right by itself: a partition that was deleted, a run without a code origin.
+            reason = f"It cannot be re-executed: {error}"
+            verdict = Verdict(run_id=run.run_id, action="gave up", failure_class="recovery", reason=reason)
+            self._outcomes["given up"] += int(self._settle(run, verdict))
         except Exception as error:
             verdict = Verdict(run_id=run.run_id, action="failed", failure_class="recovery", reason=str(error))
             self._settle(run, verdict)
@@ -148,7 +176,8 @@ class RecoveryTick:
         group = [other for other in compat.run_group(self._instance, run) if not _is_half_launched(other)]
         if group[-1].run_id != run.run_id or any(not other.is_finished for other in group):
             return  # a newer run of the group goes on with the work, or already did
-        if _dagster_retries(run) or self._settled(run):
+        facts = RunFacts(self._context, self._resource, run, group)
+        if _dagster_retries(run) or self._settled(run, facts):
             return
         if compat.cancelled_by_user(self._instance, run):
             self._settle(
@@ -158,13 +187,15 @@ class RecoveryTick:
         fence = read_fence(self._records, run.run_id)
         errors = compat.failed_step_errors(self._instance, run.run_id)
         failure = classify(fence.failure_class if fence else None, [name for e in errors for name in e.classes])
-        seen = fence.reason if fence and failure == "lost" else _first_words(errors)
+        seen = fence.reason if fence and failure in {"lost", "hung"} else _first_words(errors)
         self._fence_group(run, group)
-        attempts = sum(1 for other in group if RECOVERY_OF_TAG in other.tags)
-        facts = RunFacts(self._context, self._resource, run, group)
-        decision = self._policy.decide(failure, attempts, self._elapsed(run), run.run_id)
+        inputs = facts.inputs()
+        ours = [other.tags.get(INPUTS_TAG, inputs) for other in group if RECOVERY_OF_TAG in other.tags]
+        attempts = ours.count(inputs)
+        tried = (failure, attempts, self._elapsed(run), run.run_id)
+        decision = self._policy.decide(*tried, earlier=len(ours) - attempts)
         if decision.action == "wait" and facts.assets and facts.progressed:
-            decision = self._policy.decide(failure, attempts, self._elapsed(run), run.run_id, progressed=True)
+            decision = self._policy.decide(*tried, progressed=True)
         if decision.action == "wait":
             self._outcomes["waiting for their backoff"] += 1
             return
@@ -176,15 +207,11 @@ class RecoveryTick:
             attempt=decision.attempt,
         )
         if decision.action == "give_up":
-            self._settle(run, verdict)
-            self._outcomes["given up"] += 1
+            left = plan(facts.assets).words()
+            verdict = verdict.model_copy(update={"reason": f"{verdict.reason}; left undone: {left}"})
+            self._outcomes["given up"] += int(self._settle(run, verdict))
             return
-        try:
-            self._relaunch(run, facts, verdict)
-        except ConfigurationError as error:
-            # It will not become right by itself: a partition that was deleted, a run without a code origin.
-            self._settle(run, verdict.model_copy(update={"reason": f"It cannot be re-executed: {error}"}))
-            self._outcomes["given up"] += 1
+        self._relaunch(run, facts, verdict, inputs)
 
     def _fence_group(self, run: dg.DagsterRun, group: list[dg.DagsterRun]) -> None:
         """Fence before anything is read for the plan: an orphan of a failed run may still be writing."""
@@ -194,7 +221,7 @@ class RecoveryTick:
                 self._records, earlier.run_id, reason=reason, failure_class="superseded", by=self._context.sensor_name
             )
 
-    def _relaunch(self, run: dg.DagsterRun, facts: RunFacts, verdict: Verdict) -> None:
+    def _relaunch(self, run: dg.DagsterRun, facts: RunFacts, verdict: Verdict, inputs: str) -> None:
         """Record the decision, then launch: a tick that dies in between comes to the same decision and the same id."""
         missing = plan(facts.assets)
         facts.adopt_unrecorded()
@@ -206,7 +233,7 @@ class RecoveryTick:
             return
         child = str(uuid.uuid5(_RUN_IDS, f"{run.run_id}:{verdict.attempt}"))
         words = f"{verdict.reason}; {missing.words()}"
-        tags = self._tags(run, missing, verdict)
+        tags = self._tags(run, missing, verdict) | {INPUTS_TAG: inputs}
         self._settle(run, verdict.model_copy(update={"action": "relaunched", "reason": words, "child": child}))
         _, new = compat.launch_reexecution(
             self._context,
@@ -228,16 +255,24 @@ class RecoveryTick:
 
     # ---- records
 
-    def _settled(self, run: dg.DagsterRun) -> bool:
-        """Whether nothing more is to be done. A decision to launch is not the end: the tick may have died over it."""
-        return self._records.get(_verdict_key(run, "final"), Verdict) is not None
+    def _settled(self, run: dg.DagsterRun, facts: RunFacts) -> bool:
+        """Whether nothing more is to be done. A decision to launch is not the end: the tick may have died over it.
 
-    def _settle(self, run: dg.DagsterRun, verdict: Verdict) -> None:
-        """Record a decision once, in the store and on the run, where people look for it."""
+        Nor is a giving up, once the code or the data above is another than that which the run was launched with.
+        """
+        final = self._records.get(_verdict_key(run, "final"), Verdict)
+        if final is None or final.action != "gave up" or INPUTS_TAG not in run.tags:
+            return final is not None
+        return run.tags[INPUTS_TAG] == facts.inputs()
+
+    def _settle(self, run: dg.DagsterRun, verdict: Verdict) -> bool:
+        """Record a decision once, in the store and on the run, where people look for it; return whether it is new."""
         kind = {"relaunched": "launch", "failed": "error"}.get(verdict.action, "final")
-        if self._records.create(_verdict_key(run, kind), verdict):
+        new = self._records.create(_verdict_key(run, kind), verdict)
+        if new:
             self._instance.report_engine_event(f"Recovery: {verdict.action}. {verdict.reason}", run)
             self._context.log.info(f"Run {run.run_id}: {verdict.action}. {verdict.reason}")
+        return bool(new)
 
     def _elapsed(self, run: dg.DagsterRun) -> float:
         record = self._instance.get_run_record_by_id(run.run_id)
@@ -246,20 +281,27 @@ class RecoveryTick:
 
     # ---- bounds
 
-    def _runs(self, wanted: dg.RunsFilter) -> list[dg.DagsterRun]:
-        """Return the runs of this code location that keep a heartbeat. `belongs_to` comes first: it knows the job."""
-        found = self._instance.get_runs(wanted, limit=_RUNS_PER_TICK)
-        return [
-            run
-            for run in found
-            if compat.belongs_to(self._context, run)
+    def _runs(self, wanted: dg.RunsFilter) -> Iterator[dg.DagsterRun]:
+        """Yield the runs of this code location that keep a heartbeat, newest first, however many there are."""
+        cursor: str | None = None
+        while True:
+            page = list(self._instance.get_runs(wanted, cursor=cursor, limit=_RUNS_PER_QUERY))
+            yield from (run for run in page if self._is_ours(run))
+            if len(page) < _RUNS_PER_QUERY:
+                return
+            cursor = page[-1].run_id
+
+    def _is_ours(self, run: dg.DagsterRun) -> bool:
+        """`belongs_to` comes first: it knows the job."""
+        return (
+            compat.belongs_to(self._context, run)
             and compat.job_executor_name(self._repository, run.job_name) == EXECUTOR_NAME
-        ]
+        )
 
     def _each(self, things: Iterable[Any], act: Callable[[Any], None]) -> None:
         """Act on each, within the tick's time. One bad run is logged and skipped, and never stops the others."""
         for thing in things:
-            if time.monotonic() > self._deadline:
+            if time.monotonic() > self._deadline or self._outcomes["re-executed"] >= _LAUNCHES_PER_TICK:
                 self._outcomes["left for the next tick"] += 1
                 return
             try:

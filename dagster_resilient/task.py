@@ -6,15 +6,17 @@ Knows no host: `ResilientResource` makes the same `Task` inside a Dagster step.
 from __future__ import annotations
 
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from dagster_resilient.checkpoint import TrainingSession
 from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.state.fences import claim_attempt
+from dagster_resilient.state.hangs import expecting
 from dagster_resilient.state.heartbeat import Sidecar, ensure_sidecar, store_now
 from dagster_resilient.state.index import heads
 from dagster_resilient.state.owner import this_process
@@ -48,7 +50,10 @@ def asset_path(asset: AssetName) -> tuple[str, ...]:
     """Return the parts of an asset key given as ``"a/b"``, as a sequence of parts, or as Dagster's AssetKey."""
     if isinstance(asset, str):
         return tuple(asset.split("/"))
-    return tuple(asset.path) if hasattr(asset, "path") else tuple(asset)
+    path = getattr(asset, "path", asset)
+    if not isinstance(path, Sequence) or not path or not all(isinstance(part, str) for part in path):
+        raise ConfigurationError(f"{asset!r} names no asset or task; give 'a/b', a sequence of texts, or an AssetKey.")
+    return tuple(path)
 
 
 @dataclass(frozen=True)
@@ -99,18 +104,19 @@ class Attempt:
             fenced=self.sidecar.fenced if self.sidecar else lambda: None,
             displaces_live=self.displaces_live,
             records=hasty(self.records, patience),
-            **self._watches(),
+            **self._told(),
         )
 
-    def _watches(self) -> dict[str, Any]:
-        """The heartbeat process can read logs in the object store only."""
-        if self.sidecar is None or not isinstance(self.records, ObjectRecords):
+    def _told(self) -> dict[str, Any]:
+        """How the heartbeat process is told what to look at. It can read logs in the object store only."""
+        if self.sidecar is None:
             return {}
         sidecar = self.sidecar
-        return {
-            "watch": lambda prefix, generation, task: sidecar.watch(prefix, generation, task=task),
-            "unwatch": sidecar.unwatch,
-        }
+        told: dict[str, Any] = {"expect": sidecar.expect, "relax": sidecar.relax}
+        if isinstance(self.records, ObjectRecords):
+            told["watch"] = lambda prefix, generation, task: sidecar.watch(prefix, generation, task=task)
+            told["unwatch"] = sidecar.unwatch
+        return told
 
     def _progress(self, fields: dict[str, Any]) -> None:
         if self.sidecar is not None:
@@ -236,29 +242,37 @@ class Task:
         """Begin a training, or resume it from the newest valid checkpoint.
 
         Args:
-            **options: ``model``, ``optimizer``, ``scheduler``, ``loader``, ``state``, ``save``, ``keep``; see
-                `TrainingSession`.
+            **options: ``model``, ``optimizer``, ``scheduler``, ``loader``, ``state``, ``save``, ``keep``,
+                ``hung_after``; see `TrainingSession`.
 
         Raises:
             ConfigurationError: The run targets several partitions; train each in the loop over `partitions`.
         """
         return TrainingSession(self.trained(self._only_partition()), **options)
 
-    def partitions(self) -> Iterator[Part]:
+    def partitions(self, hung_after: float | None = None) -> Iterator[Part]:
         """Yield the partitions that this series has not committed yet, in order of definition.
 
         Commit each with `Part.save` before asking for the next. A partition counts as committed if this series
         committed it under the same fingerprint and its objects are present.
 
+        Args:
+            hung_after: Seconds for one partition, without any report, after which the loop counts as hung, and recovery
+                ends it. None: ten times the longest of the last ones, at least 3,600, once three are known.
+
         Raises:
-            ConfigurationError: The task is not partitioned, or a partition was left without `save`.
+            ConfigurationError: The task is not partitioned, `hung_after` is no limit, or a partition was left without
+                `save`.
             FencedError: A newer try has taken over.
         """
         if not self.partition_keys:
             raise ConfigurationError(
                 f"{self.name} is not partitioned in this run; partitions() has nothing to loop over."
             )
-        committed = self._committed()
+        with expecting(self.attempt.sidecar, self.name, hung_after):
+            yield from self._missing(self._committed())
+
+    def _missing(self, committed: Mapping[str, ValueRef]) -> Iterator[Part]:
         for done, key in enumerate(self.partition_keys):
             durable = self.durable(key)
             durable.check_fenced()
@@ -299,6 +313,20 @@ class Task:
         """Commit the value of this task (a script's result; in Dagster, return it and let the IO manager do this)."""
         return store_value(self.durable(self._only_partition()), value)
 
+    def close(self) -> None:
+        """End this process's heartbeat for the task: in a service that opens many. A script's ends with its process.
+
+        Inside Dagster the resource does it. A task that is still held stays so until its time to live is over.
+        """
+        if self.attempt.sidecar is not None:
+            self.attempt.sidecar.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def report(self, **fields: Any) -> None:
         """Show iteration counters and metrics in the heartbeat. Never raises, never blocks."""
         self.durable(None).report(**fields)
@@ -315,6 +343,34 @@ class Task:
                 "use each part."
             )
         return self.partition_keys[0] if self.partition_keys else None
+
+
+def load(
+    url: str | PathLike[str] | ObjectStore,
+    asset: AssetName,
+    expected: type[T] | None = None,
+    partition: str | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    state_url: str | None = None,
+) -> T:
+    """Load the current value of an asset or task from anywhere, every byte verified. Writes nothing.
+
+    Args:
+        url: Where data and state are kept; see `open_store`.
+        asset: The asset key, or the name of a script's task.
+        expected: Type that the value must have; None: any.
+        partition: The partition, if any.
+        storage_options: See `open_store`.
+        state_url: The database that keeps the state, where there is one.
+
+    Raises:
+        ValueNotFoundError: Nothing was committed.
+        IntegrityError: Objects are missing or damaged.
+        UnsupportedValueError: The value has another type than expected.
+    """
+    store = url if isinstance(url, ObjectStore) else open_store(url, storage_options)
+    return load_value(store, asset_path(asset), partition, expected, open_state(state_url, store))
 
 
 def open_task(
@@ -349,8 +405,12 @@ def open_task(
         StorageError: The store refuses or does not answer.
     """
     check_heartbeat(heartbeat_seconds, ttl_seconds)
-    store = url if isinstance(url, ObjectStore) else open_store(url, storage_options)
     path = asset_path(name)
+    if partition is not None and not isinstance(partition, str):
+        raise ConfigurationError(
+            f"partition={partition!r} of {task_name(path, None)} is no text; write {str(partition)!r}."
+        )
+    store = url if isinstance(url, ObjectStore) else open_store(url, storage_options)
     root = f"script:{keys.asset_segment(path)}/{keys.partition_segment(partition)}"
     attempt = begin_attempt(
         store,
@@ -363,6 +423,9 @@ def open_task(
         displaces_live=False,
         records=open_state(state_url, store),
     )
+    if attempt.sidecar is not None:
+        # A service may open many: what nothing refers to any more needs no heartbeat.
+        weakref.finalize(attempt, attempt.sidecar.close)
     return Task(attempt, path, () if partition is None else (partition,), fingerprint)
 
 

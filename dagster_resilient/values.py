@@ -105,7 +105,7 @@ def find_value(
     if head is None or head.value is None:
         raise ValueNotFoundError(
             f"{task_name(asset, partition_key)} is not materialized: nothing was committed under {kept.url}/{prefix}. "
-            "Materialize it first."
+            "Materialize it first, or save it in its script."
         )
     return head.value
 
@@ -184,7 +184,7 @@ def _load_found(store: ObjectStore, name: str, found: ValueRef) -> Any:
         manifest = read_manifest(store, found.manifest)
         parts = {role: get_object(store, stored) for role, stored in manifest.objects.items()}
     except IntegrityError as error:
-        raise IntegrityError(f"{name}: {error} Materialize it again.") from error
+        raise IntegrityError(f"{name}: {error} Compute and store it again (in Dagster, materialize it).") from error
     return codecs.decode(manifest.codec, parts, manifest.meta)
 
 

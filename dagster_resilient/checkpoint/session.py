@@ -17,6 +17,7 @@ from dagster_resilient.checkpoint.save import Saver, encode_checkpoint
 from dagster_resilient.checkpoint.state import Stateful, capture_objects, restore_objects
 from dagster_resilient.checkpoint.task import TrainingTask
 from dagster_resilient.errors import ConfigurationError, ResilientError
+from dagster_resilient.state.hangs import check_hung_after
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class TrainingSession:
         save: SavePolicy = DEFAULT_SAVE,
         keep: int = 3,
         max_unsaved_seconds: float = 900.0,
+        hung_after: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -72,11 +74,15 @@ class TrainingSession:
             save: When to save.
             keep: How many checkpoints to retain.
             max_unsaved_seconds: How long training goes on while the store cannot take checkpoints.
+            hung_after: Seconds without progress within a loop after which the training counts as hung, and recovery
+                ends it. None: ten times the longest of the last steps, and at least 3,600.
             clock: A clock that never jumps.
             sleep: How to wait for the store at the end.
         """
         self._objects = _objects(model, optimizer, scheduler, state)
         _check_options(save, keep, max_unsaved_seconds)
+        check_hung_after(hung_after)
+        self._hung_after = hung_after
         self._task = task
         self._policy = save
         self._data = None if loader is None else DataPosition(loader)
@@ -161,6 +167,7 @@ class TrainingSession:
 
     def _close(self) -> None:
         self._state = "left"
+        self._task.relax_progress()  # again, where a loop that was left by `break` is still referred to
         if self._data is not None:
             self._data.close()
 
@@ -190,14 +197,18 @@ class TrainingSession:
             raise ConfigurationError(f"The number of steps is {n!r}; give a whole number.")
 
     def _loop(self, n: int, data: DataPosition | None) -> Iterator[tuple[int, Any]]:
-        self._begin_loop(n, data)
-        while self.step < n and not self._is_finished(n):
-            batch = data.next() if data is not None else None
-            self._in_progress = True
-            yield self.step, batch
-            self._count_step()
-            self._task.check_fenced()
-            self._save_if_due()
+        self._task.expect_progress(self._hung_after)
+        try:
+            self._begin_loop(n, data)
+            while self.step < n and not self._is_finished(n):
+                batch = data.next() if data is not None else None
+                self._in_progress = True
+                yield self.step, batch
+                self._count_step()
+                self._task.check_fenced()
+                self._save_if_due()
+        finally:
+            self._task.relax_progress()
 
     def _begin_loop(self, n: int, data: DataPosition | None) -> None:
         if self._in_progress:

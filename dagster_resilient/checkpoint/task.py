@@ -47,3 +47,9 @@ class TrainingTask(Protocol):
 
     def report(self, **progress: Any) -> None:
         """Show progress. Never raises, never blocks."""
+
+    def expect_progress(self, hung_after: float | None) -> None:
+        """Have it noticed where no report comes for so many seconds, or, for None, for much longer than usual."""
+
+    def relax_progress(self) -> None:
+        """Expect no more reports. A second call does nothing."""

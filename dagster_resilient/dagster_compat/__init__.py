@@ -19,10 +19,16 @@ from dagster_resilient.dagster_compat.definitions import (
     upstream_keys,
 )
 from dagster_resilient.dagster_compat.launch import kept_tags, launch_reexecution
-from dagster_resilient.dagster_compat.partitions import is_partition_tag, partition_keys_of_run, partition_tags
+from dagster_resilient.dagster_compat.partitions import (
+    is_partition_tag,
+    partition_keys_of_run,
+    partition_tags,
+    shared_partition,
+)
 from dagster_resilient.dagster_compat.runs import (
     RecordedError,
     cancelled_by_user,
+    children_of,
     failed_step_errors,
     failure_error_names,
     instance_id,
@@ -52,6 +58,7 @@ __all__ = [
     "assets_of_step",
     "belongs_to",
     "cancelled_by_user",
+    "children_of",
     "declared_outputs",
     "failed_step_errors",
     "failure_error_names",
@@ -73,6 +80,7 @@ __all__ = [
     "report_run_failed",
     "run_asset_keys",
     "run_group",
+    "shared_partition",
     "step_key_of",
     "step_tries_running",
     "successful_steps",

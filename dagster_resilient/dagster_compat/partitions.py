@@ -17,15 +17,55 @@ def partition_keys_of_run(
 ) -> list[str | None]:
     """Return the partition keys that a run targets for an asset, in definition order; [None] where it targets none.
 
+    Raises:
+        ConfigurationError: The definition has changed since: it lacks a key that the run names, and for a range nothing
+            tells which of its keys lay inside.
+
     Private: the tags' names, and `PartitionsDefinition.get_partition_keys_in_range`, which the step itself uses.
     """
     partitions_def = node_of(repository_def, asset_key).partitions_def
     start = run.tags.get(_START, run.tags.get(dagster_tags.PARTITION_NAME_TAG))
     if partitions_def is None or start is None:
         return [None]
-    wanted = dg.PartitionKeyRange(start, run.tags.get(_END, start))
+    end = run.tags.get(_END, start)
     with dg.partition_loading_context(dynamic_partitions_store=instance):
+        gone = [key for key in dict.fromkeys((start, end)) if not partitions_def.has_partition_key(key)]
+        left = _left_of_window(partitions_def, start, end) if gone else []
+        if gone and not left:
+            names = ", ".join(map(repr, gone))
+            raise ConfigurationError(f"{asset_key.to_user_string()} has no partition {names} any more.")
+        wanted = dg.PartitionKeyRange(left[0], left[-1]) if left else dg.PartitionKeyRange(start, end)
         return [str(key) for key in partitions_def.get_partition_keys_in_range(wanted)]
+
+
+def shared_partition(
+    repository_def: dg.RepositoryDefinition, run: dg.DagsterRun, asset_key: dg.AssetKey, instance: dg.DagsterInstance
+) -> str | None:
+    """Return the one partition that a run targets, if another asset has a partition of that name.
+
+    Private: the tags' names, and `RepositoryDefinition.asset_graph`.
+    """
+    partition = run.tags.get(dagster_tags.PARTITION_NAME_TAG)
+    if partition is None or not repository_def.asset_graph.has(asset_key):
+        return None
+    definition = node_of(repository_def, asset_key).partitions_def
+    with dg.partition_loading_context(dynamic_partitions_store=instance):
+        return partition if definition is not None and definition.has_partition_key(partition) else None
+
+
+def _left_of_window(definition: dg.PartitionsDefinition[Any], start: str, end: str) -> list[str]:
+    """Return the keys of a range of times that still exist: such keys have an order of their own.
+
+    Private: `TimeWindowPartitionsDefinition.start_time_for_partition_key`.
+    """
+    if start == end or not isinstance(definition, dg.TimeWindowPartitionsDefinition):
+        return []
+    try:
+        first, last = (definition.start_time_for_partition_key(key) for key in (start, end))
+    except ValueError:  # keys of another form: the definition was of another kind
+        return []
+    keys = definition.get_partition_keys()
+    return [key for key in keys if first <= definition.start_time_for_partition_key(key) <= last]
 
 
 def partition_tags(

@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,11 @@ def run_group(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.Dagst
     found = instance.get_run_records(dg.RunsFilter(run_ids=[root]))
     again = instance.get_run_records(dg.RunsFilter(tags={dagster_tags.ROOT_RUN_ID_TAG: root}), ascending=True)
     return [record.dagster_run for record in (*found, *again)]
+
+
+def children_of(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> Sequence[dg.DagsterRun]:
+    """Return the direct re-executions of some runs. Private: the name of the parent tag."""
+    return instance.get_runs(dg.RunsFilter(tags={dagster_tags.PARENT_RUN_ID_TAG: list(run_ids)}))
 
 
 def cancelled_by_user(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:

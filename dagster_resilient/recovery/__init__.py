@@ -1,6 +1,6 @@
 """Pure decisions: what is lost, what a failure is worth, what is missing. No I/O, no Dagster."""
 
-from dagster_resilient.recovery.detect import Look, Observation, Sighting, observe
+from dagster_resilient.recovery.detect import Look, Observation, Sighting, hung, observe
 from dagster_resilient.recovery.plan import NOT_COMMITTED, AssetFacts, Plan, plan
 from dagster_resilient.recovery.policy import Decision, RecoveryPolicy, classify
 
@@ -14,6 +14,7 @@ __all__ = [
     "RecoveryPolicy",
     "Sighting",
     "classify",
+    "hung",
     "observe",
     "plan",
 ]

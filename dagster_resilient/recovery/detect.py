@@ -1,4 +1,4 @@
-"""Which runs are lost, judged from their workers' heartbeats by the store's clock.
+"""Which runs are lost or hung, judged from heartbeats and marks by the store's clock.
 
 Three rules keep live runs alive. Staleness counts only over time in which our own probes of the store succeeded, and
 starts anew after an outage: when a store comes back, every heartbeat is old and every worker is well. A run must miss
@@ -6,16 +6,24 @@ beats in two looks that are two heartbeat intervals apart: an outage that began 
 no trace but old heartbeats, and a live worker beats again within that time. (The first of the looks may come before the
 TTL is over.) And where many runs go stale together, the judgement waits: that is more often a fault of the store or of
 this observer than of the machines.
+
+A hang is found by the process's own sidecar, which marks it in the store. Here the mark must only have stood for a
+while, in which we could look and the process beat on: what an outage kept from being deleted is deleted then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pydantic
 
+from dagster_resilient.state.beats import LiveName
+from dagster_resilient.state.hangs import HangName
+
 INTERVALS_TO_CONVICT = 2
+# Runs in each part of the memory, which is a sensor's cursor: 100 KB in all at most.
+MOST_REMEMBERED = 700
 # Seconds between two looks beyond which the observer itself was asleep. A daemon ticks every 5 s at best, a slow tick
 # takes up to a minute; a shorter nap is covered by the second look, before which every live worker has beaten again.
 LONGEST_GAP = 60.0
@@ -100,7 +108,9 @@ def observe(
     suspected = [run_id for run_id, limit in limits.items() if silences[run_id] > max(limit / 2, limit - long_enough)]
     suspects = {run_id: memory.suspects.get(run_id, now) if unbroken else now for run_id in suspected}
     mass_since = _mass_since(memory, now, stale, runs)
-    remember = Observation(since=since, last=now, suspects=suspects, silent_since=silent, mass_since=mass_since)
+    remember = Observation(
+        since=since, last=now, suspects=_earliest(suspects), silent_since=_earliest(silent), mass_since=mass_since
+    )
     if mass_since is not None and now - mass_since <= 2 * ttl:
         return Look(
             remember,
@@ -108,6 +118,11 @@ def observe(
             f"{len(stale)} of {len(runs)} runs stopped beating together; waiting {2 * ttl:.0f} s before judging.",
         )
     return Look(remember, {run_id: why for run_id, why in stale.items() if now - suspects[run_id] >= long_enough})
+
+
+def _earliest(times: Mapping[str, float]) -> dict[str, float]:
+    """Keep the memory small. A run that is not remembered is watched anew: it is judged later, and never sooner."""
+    return dict(sorted(times.items(), key=lambda item: item[1])[:MOST_REMEMBERED])
 
 
 def _last_sign(run: Sighting, silent: Mapping[str, float]) -> float:
@@ -129,3 +144,34 @@ def _mass_since(memory: Observation, now: float, stale: Mapping[str, str], runs:
     if len(stale) < MASS_COUNT or len(stale) <= MASS_SHARE * len(runs):
         return None
     return memory.mass_since if memory.mass_since is not None else now
+
+
+def hung(
+    marks: Iterable[HangName],
+    beats: Iterable[LiveName],
+    now: float,
+    since: float | None,
+    *,
+    ttl: float,
+    interval: float,
+) -> dict[str, HangName]:
+    """Return the mark that convicts each hung run.
+
+    Args:
+        marks: The marks in the store.
+        beats: The heartbeats in the store. A mark whose process beats no more says nothing: it has ended, or is lost.
+        now: Store time in seconds, from a probe just written.
+        since: Store time at which the unbroken chain of successful probes began.
+        ttl: Seconds without a heartbeat after which a process does not count as beating.
+        interval: Seconds between two heartbeats.
+    """
+    listed = list(marks)
+    if not listed or since is None:
+        return {}
+    alive = {(b.run_id, b.role, b.process) for b in beats if now - b.last_modified.timestamp() <= ttl}
+    found: dict[str, HangName] = {}
+    for mark in listed:
+        stood = min(now - mark.last_modified.timestamp(), now - since)
+        if stood > INTERVALS_TO_CONVICT * interval and (mark.run_id, mark.role, mark.process) in alive:
+            found.setdefault(mark.run_id, mark)
+    return found

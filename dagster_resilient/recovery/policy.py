@@ -9,7 +9,7 @@ from typing import Literal
 
 from dagster_resilient.errors import ConfigurationError
 
-FailureClass = Literal["lost", "crashed", "infrastructure", "user_error", "refused"]
+FailureClass = Literal["lost", "hung", "crashed", "infrastructure", "user_error", "refused"]
 
 _INFRASTRUCTURE = frozenset(
     {
@@ -26,6 +26,7 @@ _INFRASTRUCTURE = frozenset(
 )
 # Our own refusals: the same value, setting or version is refused again, after the same compute.
 _REFUSALS = frozenset({"UnsupportedValueError", "ConfigurationError", "SchemaVersionError"})
+_VERDICTS: Mapping[str | None, FailureClass] = {"lost": "lost", "hung": "hung"}
 _CRASHES = frozenset({"ChildProcessCrashException", "DagsterExecutionInterruptedError", "RunWorkerCrash"})
 
 
@@ -33,12 +34,12 @@ def classify(fence_class: str | None, errors: Sequence[str]) -> FailureClass:
     """Return the class of a failed run.
 
     Args:
-        fence_class: The class that a lost verdict wrote into the run's fence, None where the run was not fenced.
+        fence_class: The class that a verdict wrote into the run's fence, None where the run was not fenced.
         errors: Class names of the errors of its failed steps and of the run, with their causes. None: the process
             vanished without raising anything.
     """
-    if fence_class == "lost":
-        return "lost"
+    if fence_class in _VERDICTS:
+        return _VERDICTS[fence_class]
     names = set(errors)
     if names & _REFUSALS:
         return "refused"
@@ -74,7 +75,8 @@ class RecoveryPolicy:
 
     Attributes:
         max_attempts: Re-executions per run group, by the class of its latest failure. A class that is not named, as
-            ``refused`` is not by default, gets none.
+            ``refused`` is not by default, gets none. New code of the run's assets, or new data of those above them,
+            starts the count anew.
         first_wait: Seconds; the bound of the first delay.
         longest_wait: Seconds; the bound of every delay.
         lookback: Seconds; older failures are left alone.
@@ -82,7 +84,7 @@ class RecoveryPolicy:
     """
 
     max_attempts: Mapping[FailureClass, int] = field(
-        default_factory=lambda: {"lost": 10, "crashed": 10, "infrastructure": 10, "user_error": 2}
+        default_factory=lambda: {"lost": 10, "hung": 3, "crashed": 10, "infrastructure": 10, "user_error": 2}
     )
     first_wait: float = 10.0
     longest_wait: float = 600.0
@@ -98,15 +100,24 @@ class RecoveryPolicy:
             raise ConfigurationError(f"RecoveryPolicy: {', '.join(bad)} must not be negative.")
 
     def decide(
-        self, failure: FailureClass, attempts: int, elapsed: float, seed: str, *, progressed: bool = False
+        self,
+        failure: FailureClass,
+        attempts: int,
+        elapsed: float,
+        seed: str,
+        *,
+        earlier: int = 0,
+        progressed: bool = False,
     ) -> Decision:
         """Decide about a failed run.
 
         Args:
             failure: Its class.
-            attempts: Re-executions that recovery has launched in its group.
+            attempts: Re-executions that recovery has launched in its group, of the same code on the same data.
             elapsed: Seconds since the failure.
             seed: Something fixed for this failure, so that every tick computes the same delay.
+            earlier: Those of other code or on other data. They count for the delay alone: data that changes all the
+                time must not make attempts without a pause.
             progressed: Whether the failed run had committed anything.
         """
         limit = self.max_attempts.get(failure, 0)
@@ -114,7 +125,7 @@ class RecoveryPolicy:
             return Decision(
                 "give_up", f"{attempts} of {limit} attempts for failures of class {failure} are used up", attempts
             )
-        delay = self.delay(failure, 1 if progressed else attempts + 1, seed)
+        delay = self.delay(failure, 1 if progressed else earlier + attempts + 1, seed)
         words = f"attempt {attempts + 1} of {limit} after a failure of class {failure}"
         if elapsed < delay:
             return Decision("wait", f"{words}, {delay - elapsed:.0f} s from now", attempts + 1, delay)

@@ -4,7 +4,7 @@ Standard library only: the sidecar loads this file without the rest of the packa
 """
 
 # pathlib costs more to import than all the rest of this file:
-# ruff: noqa: PTH100, PTH112, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -39,6 +39,17 @@ def exists(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def process_identity(pid: int) -> tuple[int, int] | None:
+    """Return a process's pid and start time in clock ticks, or None where there is no such process.
+
+    The start time tells it from a later process with the same pid. It is 0 on systems without /proc.
+    """
+    stat = read_stat(pid)
+    if stat is not None:
+        return pid, stat[2]
+    return (pid, 0) if not os.path.exists("/proc/self/stat") and exists(pid) else None
 
 
 class Watched:

@@ -3,8 +3,8 @@
 It runs as ``python -I -S _sidecar.py`` and imports the standard library, obstore and the `_sidecar_*` and `_processes`
 beside it, nothing else: it must beat before its parent has imported anything heavy, and take little memory. One JSON
 line on its standard input configures it (credentials never stand in the arguments or the environment); later lines
-bring progress, logs to watch, newer credentials, or say goodbye. Lines on its standard output tell the parent of a
-fence, of a task that was taken over, or of trouble with the store.
+bring progress, what should progress, logs to watch, newer credentials, or say goodbye. Lines on its standard output
+tell the parent of a fence, of a task that was taken over, or of trouble with the store.
 
 The main thread watches processes and deadlines; what talks to the store has threads of its own (`_sidecar_work`). A
 store that hangs can thus delay beats and fences, but never the watch.
@@ -29,6 +29,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from dagster_resilient.state._processes import Watched, descendants, kill_tree
+from dagster_resilient.state._sidecar_pace import Expected, Marker, Pace
 from dagster_resilient.state._sidecar_store import Patience
 from dagster_resilient.state._sidecar_work import AT_ONCE, Beater, Caller, Lookout, Shared
 
@@ -93,6 +94,9 @@ class Guard:
         self._store = Shared(config["store"])
         self._beater = Beater(config, self._parent, self._caller())
         self._lookout = Lookout(config, self._caller(), self._beater.tried)
+        self._pace = Pace(config["expects"], time.monotonic())
+        self._marker = Marker(config, self._caller())
+        self._hung: Expected | None = None
         self._deaf_until = 0.0
         self._goodbye = False
         self._ends: dict[str, float] = {}  # when the parent must end, by cause
@@ -106,13 +110,16 @@ class Guard:
         """Watch until the parent says goodbye or dies."""
         self._beater.start()
         self._lookout.start()
+        self._marker.start()
         while True:
+            self._pace.turn(time.monotonic(), counts=self._may_progress())
             self._read_inbox()
             if self._goodbye or self._parent.dead():
                 # Read again: the last words may have come between the look into the pipe and the death.
                 self._read_inbox()
                 return self._leave()
             self._judge(time.monotonic())
+            self._mark_hang()
             self._act(time.monotonic())
             self._sleep()
 
@@ -132,7 +139,27 @@ class Guard:
                 self._store.replace(message["store"])
                 self._beater.again()
             else:
-                self._beater.update(message)
+                self._take(message)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "expect" in message:
+            self._pace.expect(message["expect"])
+        elif "relax" in message:
+            self._pace.relax(message["relax"])
+        else:
+            self._pace.progress(message.get("progress", {}).get("task"))
+            self._beater.update(message)
+
+    def _may_progress(self) -> bool:
+        """Whether the parent is to blame where it does not: not while it is stopped, or may wait for the store."""
+        return not (self._pace.is_idle or self._beater.failing or self._parent.stopped())
+
+    def _mark_hang(self) -> None:
+        """Show a hang in the store. Who judges it is an observer: nothing is ended for it here."""
+        hung = self._pace.hung()
+        if hung is not self._hung:
+            self._hung = hung
+            self._marker.show(hung, self._beater.progress)
 
     def _judge(self, now: float) -> None:
         """Decide whether the parent must end: a fence gives it time to stop by itself, a dead run worker does not."""
@@ -176,12 +203,15 @@ class Guard:
         A parent that said goodbye is done with us, and may take its time to exit. What a terminated parent left running
         without one is ended as it would have been.
         """
+        deadline = time.monotonic() + self._beater.last_words
         self._beater.finish("delete" if self._goodbye else "exited")
+        self._marker.finish(deadline)
         if not self._goodbye and self._kill_at not in {None, float("inf")}:
             while time.monotonic() < (self._kill_at or 0) and not all(w.dead() for w in self._known.values()):
                 time.sleep(0.05)
             kill_tree(self._known)
         self._beater.finished.wait(self._beater.last_words)
+        self._marker.finished.wait(max(0.0, deadline - time.monotonic()))
 
     def _sleep(self) -> None:
         """Wait for whatever comes first. Lines that follow each other closely are read together."""
@@ -191,6 +221,7 @@ class Guard:
         listened = None if resting else self._inbox.fd
         fds = [fd for fd in (self._lookout.awake, listened, *(w.fd for w in watched)) if fd is not None]
         longest = POLLING if any(w.fd is None for w in watched) else LONGEST_SLEEP
+        longest = min(longest, max(POLLING, self._pace.left()))  # not 0: time that does not count brings it no nearer
         deadlines = list(self._ends.values()) if self._kill_at is None else [self._kill_at]
         deadlines += [self._deaf_until] if resting else []
         ready = select.select(fds, [], [], max(0.0, min([longest, *(when - now for when in deadlines)])))[0]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 AT_ONCE = 8
 LAST_WORDS = 10.0  # seconds, at least, to bring out the last beat of a parent that died
 LONGEST_LAST_WORDS = 60.0
+_BEATING = "writing the heartbeat"
 _ENTRY = re.compile(r"(\d{10})\.json")
 
 
@@ -102,6 +103,10 @@ class Caller:
         self._failing.discard(what)
         return True
 
+    def failing(self, what: str) -> bool:
+        """Return whether the last of these calls failed."""
+        return what in self._failing
+
 
 class Beater(threading.Thread):
     """Writes the beats. A beat that hangs is waited for by nobody: the next one goes out beside it.
@@ -124,6 +129,11 @@ class Beater(threading.Thread):
         self._calls: list[threading.Thread] = []
         self._last: str | None = None
         self._awake = threading.Event()
+
+    @property
+    def failing(self) -> bool:
+        """Whether the store took no heartbeat lately."""
+        return self._caller.failing(_BEATING)
 
     def update(self, message: dict[str, Any]) -> None:
         """Merge a line of progress; a new step starts with none. The dict is replaced, since the thread may read it."""
@@ -180,7 +190,7 @@ class Beater(threading.Thread):
         return json.dumps(beat).encode()
 
     def _put(self, body: bytes) -> None:
-        self._caller.attempt("writing the heartbeat", lambda store, limit: store.put(self._config["key"], body, limit))
+        self._caller.attempt(_BEATING, lambda store, limit: store.put(self._config["key"], body, limit))
         self.tried.set()
 
     def _leave(self, deadline: float) -> None:

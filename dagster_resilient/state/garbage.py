@@ -23,12 +23,19 @@ from datetime import datetime, timedelta
 from os import PathLike
 from typing import Any, Literal
 
-from dagster_resilient.errors import ConfigurationError, IntegrityError, StoreUnavailableError
+from dagster_resilient.errors import (
+    ConfigurationError,
+    IntegrityError,
+    StorageError,
+    StoragePermissionError,
+    StoreUnavailableError,
+)
 from dagster_resilient.state.beats import carries_heartbeats, list_beats, store_now
 from dagster_resilient.state.fences import fence_run, read_fence
+from dagster_resilient.state.hangs import list_hangs
 from dagster_resilient.state.log import KEEP_FOR, NumberedLog
 from dagster_resilient.state.records import Claim, Entry
-from dagster_resilient.state.store import ObjectRecords, RecordStore, open_state
+from dagster_resilient.state.store import ObjectRecords, RecordStore, open_state, state_tag
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import ManifestRef, StoredObject, read_manifest
 from dagster_resilient.storage.object_store import Leftover, ObjectInfo, ObjectStore, open_store
@@ -42,7 +49,9 @@ _WORKERS = 16
 _READERS_GRACE = KEEP_FOR
 
 Kind = Literal["write", "heartbeat", "probe", "leftover"]
-Doubt = Literal["young", "in use", "writer may live", "unknown name", "unreadable manifest"]
+Doubt = Literal[
+    "young", "in use", "writer may live", "unknown name", "unreadable manifest", "unreadable log", "other state"
+]
 
 
 @dataclass(frozen=True)
@@ -103,8 +112,8 @@ def collect_garbage(
     """Find, and on demand delete, what nothing refers to and nobody can refer to any more.
 
     Safe beside live runs. Deleted are: objects of writes that were never committed, or whose value or checkpoint was
-    replaced; heartbeats of processes that died; temporary files and uploads that killed writers left. Never: logs,
-    fences, tries, verdicts, the index, and whatever has a name that this library does not give.
+    replaced; heartbeats, and marks of hangs, of processes that died; temporary files and uploads that killed writers
+    left. Never: logs, fences, tries, verdicts, the index, and whatever has a name that this library does not give.
 
     Args:
         url: The store; see `open_store`.
@@ -117,6 +126,8 @@ def collect_garbage(
         ConfigurationError: The grace is too short, or the store cannot be opened.
         StorageError: The store refuses or does not answer. What was deleted until then is gone; run it again.
     """
+    if not isinstance(grace, timedelta) or not isinstance(dry_run, bool):
+        raise ConfigurationError(f"grace={grace!r}, dry_run={dry_run!r}: give a timedelta, and True or False.")
     store = url if isinstance(url, ObjectStore) else open_store(url, storage_options)
     return Collector(store, open_state(state_url, store), grace=grace, dry_run=dry_run).run()
 
@@ -155,7 +166,8 @@ class Collector:
         self._dry_run = dry_run
         self._workers = workers
         # The time before everything else is read: all ages come out too young rather than too old.
-        self._now = now() if now else store_now(store, "gc")
+        self._now = now() if now else _time_of(store)
+        self._state = state_tag(self._records)
         self._beating = self._beating_runs()
         self.report = GarbageReport(dry_run=dry_run)
         self._counting = threading.Lock()
@@ -202,9 +214,23 @@ class Collector:
         return found
 
     def _collect_task(self, task: tuple[str, str], writes: dict[str, list[ObjectInfo]]) -> None:
-        """Judge the writes of one task. Its log is read after its data was listed, never before."""
-        old = {name: infos for name, infos in writes.items() if all(self._old(info.last_modified) for info in infos)}
-        self._keep("young", len(writes) - len(old))
+        """Judge the writes of one task. One damaged log keeps its own data, and nobody else's."""
+        ours = {name: infos for name, infos in writes.items() if self._is_of_this_state(name)}
+        self._keep("other state", len(writes) - len(ours))
+        old = {name: infos for name, infos in ours.items() if all(self._old(info.last_modified) for info in infos)}
+        self._keep("young", len(ours) - len(old))
+        try:
+            self._collect_old(task, old)
+        except IntegrityError:
+            self._keep("unreadable log", len(old))
+
+    def _is_of_this_state(self, name: str) -> bool:
+        """Writes whose state is kept elsewhere cannot be judged by this one's numbers."""
+        parsed = keys.decode_write_name(name)
+        return parsed is None or parsed[0] == self._state
+
+    def _collect_old(self, task: tuple[str, str], old: dict[str, list[ObjectInfo]]) -> None:
+        """Judge the old writes of one task. Its log is read after its data was listed, never before."""
         log = NumberedLog(self._records, f"tasks/{task[0]}/log/{task[1]}")
         head = log.head() if old else None
         if head is None:
@@ -243,7 +269,7 @@ class Collector:
             elif f"{prefix}/{name}" in referred:
                 self._keep("in use", 1)
             else:
-                (certain if _superseded(head, *parsed) else doubtful).append(name)
+                (certain if _superseded(head, *parsed[1:]) else doubtful).append(name)
         return certain, doubtful
 
     def _referred(self, log: NumberedLog, head: Entry) -> set[str] | None:
@@ -276,7 +302,7 @@ class Collector:
         """Whether the run of a write is fenced. A run that has been silent for the whole grace is fenced for it."""
         parsed = keys.decode_write_name(name)
         assert parsed is not None
-        claim = self._records.get(keys.claim_key(parsed[2], parsed[1]), Claim)
+        claim = self._records.get(keys.claim_key(parsed[3], parsed[2]), Claim)
         if claim is None:
             return False
         if read_fence(self._records, claim.run_id) is not None:
@@ -297,10 +323,16 @@ class Collector:
     # ---- the rest
 
     def _old_heartbeats(self) -> Iterator[Garbage]:
-        """Those of processes that could not say goodbye. A live one writes its own anew at the next interval."""
+        """Those of processes that could not say goodbye. A live one writes its own anew at the next interval.
+
+        So go marks of hangs: an observer would have acted on them long ago.
+        """
         for beat in list_beats(self._store):
             if self._old(beat.last_modified):
                 yield Garbage("heartbeat", beat.key, (beat.key,), 0, beat.last_modified, "silent for the whole grace")
+        for hang in list_hangs(self._store):
+            if self._old(hang.last_modified):
+                yield Garbage("heartbeat", hang.key, (hang.key,), 0, hang.last_modified, "marked for the whole grace")
 
     def _old_probes(self) -> Iterator[Garbage]:
         for info in self._store.list("probes/"):
@@ -315,6 +347,19 @@ class Collector:
             self._store.discard(leftover)
         why = "never completed, and no key names it"
         self.report.garbage.append(Garbage("leftover", leftover.name, (), leftover.size, leftover.last_modified, why))
+
+
+def _time_of(store: ObjectStore) -> datetime:
+    """Return the store's time. Where it is too full to be asked, the time of its newest object: not later than now."""
+    try:
+        return store_now(store, "gc")
+    except (StoreUnavailableError, StoragePermissionError):
+        raise
+    except StorageError:
+        times = [info.last_modified for info in store.list("")]
+        if not times:
+            raise
+        return max(times)
 
 
 def _superseded(head: Entry, generation: int, attempt: int, root: str) -> bool:

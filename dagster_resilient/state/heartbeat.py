@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -19,10 +18,10 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from dagster_resilient.state._processes import SIDECAR, exists, read_stat
+from dagster_resilient.state._processes import SIDECAR, process_identity
+from dagster_resilient.state._sidecar_pace import FIRST_LIMIT
 from dagster_resilient.state._sidecar_pipe import (
     LONGEST_LINE,
     as_lines,
@@ -34,6 +33,7 @@ from dagster_resilient.state._sidecar_pipe import (
     write_all,
     write_within,
 )
+from dagster_resilient.state._sidecar_registry import Registry
 from dagster_resilient.state._sidecar_renewal import Renewal
 from dagster_resilient.state.beats import Beat, LiveName, Role, carries_heartbeats, list_beats, read_beat, store_now
 from dagster_resilient.storage import keys
@@ -57,17 +57,6 @@ _STARTS = 4
 _GOODBYE = 2.0
 _STORE_TIMEOUT = 5.0
 _TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-
-
-def process_identity(pid: int) -> tuple[int, int] | None:
-    """Return a process's pid and start time in clock ticks, or None where there is no such process.
-
-    The start time tells it from a later process with the same pid. It is 0 on systems without /proc.
-    """
-    stat = read_stat(pid)
-    if stat is not None:
-        return pid, stat[2]
-    return (pid, 0) if not Path("/proc/self/stat").exists() and exists(pid) else None
 
 
 class Sidecar:
@@ -127,7 +116,7 @@ class Sidecar:
         self._store = store
         self._renewal = Renewal(store, self.key, interval, self._deliver, self._warn)
         self._graces = {"fence_grace": fence_grace, "term_grace": term_grace, "store_timeout": _STORE_TIMEOUT}
-        self._fence_key = keys.fence_key(run_id)
+        self._keys = {"fence_key": keys.fence_key(run_id), "hung_key": keys.hung_key(run_id, role, self.process)}
         self._worker = None if worker is None or worker[0] == self._pid else worker
         # Re-entrant: a signal handler may close what the interrupted code was just starting.
         self._lock = threading.RLock()
@@ -138,6 +127,7 @@ class Sidecar:
         self._taken: dict[str, str] = {}
         self._fenced: str | None = None
         self._watches: dict[str, dict[str, Any]] = {}
+        self._expects: dict[str, dict[str, Any]] = {}
         self._warned: set[str] = set()
 
     def __repr__(self) -> str:
@@ -206,6 +196,34 @@ class Sidecar:
                 self._take_back(log_prefix)
                 self._insist({"unwatch": log_prefix})
 
+    def expect(self, task: str, limit: float | None = None, *, first: float | None = FIRST_LIMIT) -> None:
+        """Have a hang noticed: reports of the task should come until `relax`.
+
+        Where none comes for too long, the sidecar puts a mark into the store, for observers; it ends nothing for it.
+        What is expected later is within what is expected already: its reports count for both.
+
+        Args:
+            task: The ``task`` of the reports; ``a`` stands for those of ``a[partition]`` too.
+            limit: Seconds without a report; by default learned: ten times the longest of the last 20 intervals, and
+                at least 3,600.
+            first: What counts while fewer than three intervals are known; None: nothing is judged until then.
+        """
+        if os.getpid() != self._pid:
+            return
+        message = {"task": task, "limit": limit, "first": first}
+        with self._lock:
+            self._expects.pop(task, None)  # what is expected anew stands behind the others
+            self._expects[task] = message
+            self._insist({"expect": message})
+
+    def relax(self, task: str) -> None:
+        """Expect no more of a task; a mark for it is deleted."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._expects.pop(task, None) is not None:
+                self._insist({"relax": task})
+
     def fenced(self) -> str | None:
         """Return why our run was fenced or a task taken over, or None as far as the sidecar knows.
 
@@ -220,7 +238,7 @@ class Sidecar:
         with self._lock:
             was_over, child, reader = self._over.is_set(), self._child, self._reader
             self._over.set()
-        _forget(self)
+        _live.forget(self)
         if was_over or child is None or reader is None:
             return
         deadline = time.monotonic() + _GOODBYE
@@ -264,12 +282,13 @@ class Sidecar:
             "site": site_of_obstore(),
             "beat": self._beat.model_dump(mode="json", exclude_none=True),
             "key": self.key,
-            "fence_key": self._fence_key,
             "watches": list(self._watches.values()),
+            "expects": list(self._expects.values()),
+            "restarted": self._reader is not None,
             "parent": process_identity(self._pid),
             "worker": self._worker,
         }
-        return json.dumps({**config, **self._graces}).encode() + b"\n"
+        return json.dumps({**config, **self._keys, **self._graces}).encode() + b"\n"
 
     def _send(self, line: bytes) -> bool:
         """Write one line, whole or not at all. A raw write to a full pipe returns None."""
@@ -346,9 +365,8 @@ class Sidecar:
             _log.warning("Heartbeat: %s.", text.rstrip("."))
 
 
-_live: dict[tuple[str, str, str], Sidecar] = {}
-_live_lock = threading.RLock()
-_finalizer: list[multiprocessing.util.Finalize] = []
+_live: Registry[Sidecar] = Registry()
+_close_all = _live.close_all
 
 
 def ensure_sidecar(store: ObjectStore, *, run_id: str, role: Role, **options: Any) -> Sidecar | None:
@@ -367,34 +385,10 @@ def ensure_sidecar(store: ObjectStore, *, run_id: str, role: Role, **options: An
     """
     if not carries_heartbeats(store):
         return None
-    with _live_lock:
-        name = (store.url, run_id, role)
-        if name not in _live:
-            _live[name] = Sidecar(store, run_id=run_id, role=role, **options)
-            _live[name].start()
-        if not _finalizer:
-            # Below 0: after multiprocessing has ended and joined our children, during which we still live.
-            _finalizer.append(multiprocessing.util.Finalize(None, _close_all, exitpriority=-100))
-        return _live[name]
 
+    def started() -> Sidecar:
+        sidecar = Sidecar(store, run_id=run_id, role=role, **options)
+        sidecar.start()
+        return sidecar
 
-def _close_all() -> None:
-    for sidecar in list(_live.values()):
-        sidecar.close()
-
-
-def _forget(sidecar: Sidecar) -> None:
-    with _live_lock:
-        for name in [name for name, known in _live.items() if known is sidecar]:
-            del _live[name]
-
-
-def _after_fork() -> None:
-    """The child beats for itself: it starts with no sidecar, and with a lock that no thread of its parent holds."""
-    global _live_lock  # noqa: PLW0603 - the inherited lock may be held for ever
-    _live_lock = threading.RLock()
-    _live.clear()
-    _finalizer.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    return _live.get((store.url, run_id, role), started)

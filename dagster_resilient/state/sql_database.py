@@ -6,13 +6,14 @@ import contextlib
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
 
 from dagster_resilient.errors import ConfigurationError, ResilientError, SchemaVersionError, StoreUnavailableError
-from dagster_resilient.state.sql_dialects import TABLE_VERSION, Dialect
+from dagster_resilient.state.sql_dialects import TABLE_VERSION, Dialect, dialect_of
 
 T = TypeVar("T")
 
@@ -22,16 +23,38 @@ _VERSION = sa.text("SELECT max(version) FROM resilient_schema")
 
 
 class _Forks:
-    """How many forks lie between the first process and this one."""
+    """How many forks lie between the first process and this one, and what they left here for good."""
 
     count = 0
+    left: list[sa.Engine] = []  # noqa: RUF012 - one for all
+
+
+class _Shared:
+    """The databases that somebody uses in this process. The lock is one that a signal handler may take again."""
+
+    lock = threading.RLock()
+    databases: weakref.WeakValueDictionary[sa.URL, Database] = weakref.WeakValueDictionary()
 
 
 def _after_fork() -> None:
     _Forks.count += 1
+    _Shared.lock = threading.RLock()  # a thread that is not in this process may hold the other
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def database_at(url: str) -> Database:
+    """Return the database of a URL: the same one while anybody in this process has it, so that they share connections.
+
+    When the last one drops it, its connections are closed.
+
+    Raises:
+        ConfigurationError: The URL cannot be read, or names another database or driver.
+    """
+    dialect = dialect_of(url)
+    with _Shared.lock:
+        return _Shared.databases.setdefault(dialect.url, Database(dialect))
 
 
 class Database:
@@ -47,6 +70,7 @@ class Database:
         self._engines: dict[int, sa.Engine] = {}
         self._call = threading.local()
         self._ready = False
+        weakref.finalize(self, _close, self._engines).atexit = False
 
     def run(self, verb: str, key: str, work: Callable[[sa.Connection], T]) -> T:
         """Do the work of one statement on a connection.
@@ -101,14 +125,17 @@ class Database:
             advice = "pip install 'dagster-resilient[postgres]'"
             raise ConfigurationError(f"{self.url} needs the package {error.name}: {advice}.") from error
 
+        # Neither may refer to the database: a cycle would keep it, and its connections, until the garbage is collected.
+        ours, current = self._dialect, self._call
+
         @sa.event.listens_for(engine, "do_connect")
         def connect(dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> Any:
-            return self._dialect.connect(dialect.loaded_dbapi, parameters)
+            return ours.connect(dialect.loaded_dbapi, parameters)
 
         @sa.event.listens_for(engine, "connect", insert=True)
         def watch(connection: Any, _record: Any) -> None:
             # SQLAlchemy asks a new connection some questions of its own.
-            self._call.limit.watch(connection)
+            current.limit.watch(connection)
 
         return engine
 
@@ -148,6 +175,15 @@ class Database:
             raise StoreUnavailableError(message, store=self.url, key=key) from error
         except OSError as error:
             raise self._dialect.error(error, f"{could_not}: {error}.", key) from error
+
+
+def _close(engines: dict[int, sa.Engine]) -> None:
+    """Close this process's connections, and keep those of the processes before it: see `Database._engine`."""
+    for forks, engine in engines.items():
+        if forks == _Forks.count:
+            engine.dispose()
+        else:
+            _Forks.left.append(engine)
 
 
 class _CallLimit:

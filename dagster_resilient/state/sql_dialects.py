@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sqlite3
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +27,9 @@ from dagster_resilient.errors import (
 _KNOWN = "Use sqlite:////absolute/path.db or postgresql://user:password@host:port/database."
 _SECRET = "It is not repeated here, since it may hold a password."  # noqa: S105 - it says that none is shown
 _SQLITE_WAIT = 5.0
+
+# What keeps any file from being opened for a while: too many are open, or the device does not answer.
+_MAY_PASS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EINTR})
 
 TABLE_VERSION = 1  # what is inserted below
 _SET_VERSION = "INSERT INTO resilient_schema (version) VALUES (1) ON CONFLICT DO NOTHING"
@@ -132,7 +137,7 @@ class SqliteDialect(Dialect):
             raise ConfigurationError(f"A SQLite URL holds a path alone, no host and no options. {_KNOWN}")
         # Absolute at once: the process may change its directory later.
         self._path = Path(os.path.abspath(Path(url.database).expanduser()))  # noqa: PTH100 - resolve would follow links
-        self.url = url
+        self.url = url.set(drivername="sqlite", database=str(self._path))
         self.shown_url = f"sqlite:///{self._path}"
         self._identity: tuple[int, int] | None = None
 
@@ -140,7 +145,7 @@ class SqliteDialect(Dialect):
         """Open the file; make it, and its folders, only before its first use."""
         del parameters  # the path, as SQLAlchemy understood it
         if self._identity is None:
-            _make_folder(self._path.parent)
+            self._make_folder()
         mode = "rwc" if self._identity is None else "rw"
         location = f"file:{quote(str(self._path))}?mode={mode}"
         connection = driver.connect(location, uri=True, timeout=_SQLITE_WAIT, check_same_thread=False)
@@ -148,6 +153,14 @@ class SqliteDialect(Dialect):
             connection.execute("PRAGMA journal_mode = WAL")  # answers with another mode where it cannot
         connection.execute("PRAGMA synchronous = EXTRA")
         return connection
+
+    def _make_folder(self) -> None:
+        folder = self._path.parent
+        try:
+            _make_folder(folder)
+        except (FileNotFoundError, NotADirectoryError, FileExistsError) as error:
+            message = f"{self.shown_url} cannot be used: its folder {folder} cannot be made: {error.strerror}."
+            raise ConfigurationError(f"{message} Name a folder that can.") from error
 
     def used(self) -> None:
         """Note which file it is."""
@@ -171,22 +184,34 @@ class SqliteDialect(Dialect):
         code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         if code in self._BROKEN:
             return IntegrityError(f"{message} Restore the file from a backup.")
-        kind = StorageError
+        kind: type[StorageError] | None = StorageError
         if code in self._REFUSED or isinstance(cause, PermissionError):
             kind = StoragePermissionError
         elif code in self._PASSING:
             kind = StoreUnavailableError
         elif code == sqlite3.SQLITE_CANTOPEN:
             kind = self._cannot_open()
+        if kind is None:
+            return ConfigurationError(f"{message} Name a folder that can hold it; {self._path.parent} cannot.")
         return kind(message, store=self.shown_url, key=key)
 
-    def _cannot_open(self) -> type[StorageError]:
-        """SQLite gives one code to all that can keep a file from being opened."""
-        if self._path.is_dir():
-            return StorageError
-        folder = os.access(self._path.parent, os.W_OK | os.X_OK)
-        file = not self._path.exists() or os.access(self._path, os.R_OK | os.W_OK)
-        return StoreUnavailableError if folder and file else StoragePermissionError
+    def _cannot_open(self) -> type[StorageError] | None:
+        """SQLite gives one code to all that can keep a file from being opened. Return None where the URL is wrong."""
+        try:
+            if self._path.is_dir():
+                return StorageError
+            folder = os.access(self._path.parent, os.W_OK | os.X_OK)
+            file = not self._path.exists() or os.access(self._path, os.R_OK | os.W_OK)
+            if not (folder and file):
+                return StoreUnavailableError if not self._path.parent.exists() else StoragePermissionError
+            if self._identity is None:
+                # The file itself must not be opened: to close it would drop the locks of all this process's connections.
+                tempfile.TemporaryFile(dir=self._path.parent).close()
+        except PermissionError:
+            return StoragePermissionError
+        except OSError as error:
+            return StoreUnavailableError if error.errno in _MAY_PASS else None
+        return StoreUnavailableError
 
 
 def _make_folder(folder: Path) -> None:
@@ -237,6 +262,13 @@ class PostgresDialect(Dialect):
         r'|role ".*" does not exist',
         re.IGNORECASE,
     )
+    # libpq refuses these of itself, before it asks any server.
+    _WRONG_URL = re.compile(
+        r"^(connection to server .* failed: )?"
+        r"(invalid port number|invalid integer value|invalid \S+ value: |could not match \d+ (port|host)|"
+        r"integer value .* is out of range)",
+        re.IGNORECASE,
+    )
     _NO_DATABASE = re.compile(r'database ".*" does not exist', re.IGNORECASE)
 
     def __init__(self, url: sa.URL) -> None:
@@ -262,6 +294,8 @@ class PostgresDialect(Dialect):
     def error(self, cause: BaseException, message: str, key: str) -> ResilientError:
         """Judge by SQLSTATE; by the text where the connection was refused."""
         code = getattr(cause, "pgcode", None) or ""
+        if not code and self._WRONG_URL.search(str(cause)):
+            return ConfigurationError(f"{message} Correct the URL of the records.")
         kind = StorageError
         if code.startswith(self._REFUSED) or (not code and self._REFUSAL.search(str(cause))):
             kind = StoragePermissionError

@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from dagster_resilient.errors import IntegrityError, SchemaVersionError, StoreUnavailableError
-from dagster_resilient.state.sql_database import Database
-from dagster_resilient.state.sql_dialects import dialect_of
+from dagster_resilient.state.sql_database import database_at
 from dagster_resilient.state.store import R
 from dagster_resilient.storage.manifest import Record
 from dagster_resilient.storage.object_store import ObjectInfo, check_key, check_prefix
@@ -34,6 +33,8 @@ _DELETE = sa.text("DELETE FROM resilient_records WHERE key IN :keys").bindparams
 
 def open_records(url: str) -> SqlRecords:
     """Open the records at a database URL. Nothing is read or written until the first call.
+
+    All that a process has open of one URL share one pool of connections.
 
     Args:
         url: ``sqlite:////absolute/path.db`` or ``postgresql://user:password@host:port/database``, with libpq's options
@@ -59,7 +60,7 @@ class SqlRecords:
             url: As `open_records` takes it.
             patience: Seconds that one call may spend in retries while the database is unavailable.
         """
-        self._database = Database(dialect_of(url))
+        self._database = database_at(url)
         self._patience = patience
         self.url = self._database.url
 

@@ -90,6 +90,11 @@ class ObjectRecords:
         self._store.delete(keys)
 
 
+def state_tag(records: RecordStore) -> str:
+    """Return the name that writes carry whose state these records keep: "" for records in the store itself."""
+    return "" if isinstance(records, ObjectRecords) else keys.state_tag(records.url)
+
+
 def open_state(url: str | None, notices: ObjectStore) -> RecordStore | None:
     """Open the database that keeps the state, or return None where none is named: then the store keeps it.
 

@@ -20,7 +20,7 @@ from dagster_resilient.state.fences import read_fence
 from dagster_resilient.state.log import NumberedLog
 from dagster_resilient.state.owner import OwnerWatch, Verdict, local_verdict
 from dagster_resilient.state.records import CheckpointRef, Claim, Entry, Kind, Owner, ValueRef
-from dagster_resilient.state.store import ObjectRecords, RecordStore
+from dagster_resilient.state.store import ObjectRecords, RecordStore, state_tag
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import ManifestRef, StoredObject
 from dagster_resilient.storage.object_store import ObjectStore
@@ -51,6 +51,9 @@ class DurableTask:
         fenced: Returns a reason once a fence of this run was read by the heartbeat process.
         watch: Has the heartbeat process look for generations newer than the one given, under a prefix of log entries.
         unwatch: Ends that. Called before the lease is given away: a successor is then no surprise.
+        expect: Has the heartbeat process mark this one as hung where no report of a task comes for so many seconds, or,
+            for None, for much longer than usual.
+        relax: Ends that.
         displaces_live: Whether a higher attempt takes the lease from a lower one that may still live. True where a host
             decides that a try is superseded (Dagster's retries and re-executions), False for scripts, where a second
             start may be a mistake.
@@ -68,6 +71,8 @@ class DurableTask:
     fenced: Callable[[], str | None] = lambda: None
     watch: Callable[[str, int, str], None] = lambda _prefix, _generation, _task: None
     unwatch: Callable[[str], None] = lambda _prefix: None
+    expect: Callable[[str, float | None], None] = lambda _task, _limit: None
+    relax: Callable[[str], None] = lambda _task: None
     displaces_live: bool = True
     records: RecordStore = field(default=cast("RecordStore", None))
     sleep: Callable[[float], None] = time.sleep
@@ -109,18 +114,29 @@ class DurableTask:
 
     def data_prefix(self) -> str:
         """Return a prefix that no other write uses, for the objects of one value or checkpoint."""
-        name = keys.write_name(self._generation or 0, self.claim.attempt, self.claim.root)
+        claim, state = self.claim, state_tag(self.records)
+        name = keys.write_name(self._generation or 0, claim.attempt, claim.root, state)
         return f"{keys.task_prefix(self.asset, self.partition_key, 'data')}/{name}"
 
     def check_fenced(self) -> None:
         """Raise `FencedError` if the heartbeat process has read a fence of this run. Costs no request."""
         reason = self.fenced()
         if reason is not None:
-            raise FencedError(f"{self}: run {self.claim.run_id} is fenced: {reason} Its writes are refused; stop here.")
+            # A takeover of this one task is told in whole words; a fence is of the run.
+            said = reason if "took over" in reason else f"run {self.claim.run_id} is fenced: {reason}"
+            raise FencedError(f"{self}: {said.rstrip('.')}. Its writes are refused; stop here.")
 
     def report(self, **fields: Any) -> None:
         """Send iteration counters and metrics with the next heartbeat. Never raises, never blocks."""
         self.progress({"task": str(self), **fields})
+
+    def expect_progress(self, hung_after: float | None) -> None:
+        """Have it noticed where no report comes for too long: for so many seconds, or much longer than usual."""
+        self.expect(str(self), hung_after)
+
+    def relax_progress(self) -> None:
+        """Expect no more reports."""
+        self.relax(str(self))
 
     # ---- leased writers
 

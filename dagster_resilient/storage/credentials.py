@@ -20,6 +20,12 @@ from dagster_resilient.errors import ConfigurationError, StoragePermissionError,
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# What a slip in a function raises, and no service: to ask again changes nothing.
+_SLIPS = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, NotImplementedError),
+    *(SyntaxError, TypeError),
+)
+
 # What a function for credentials returns: access_key_id, secret_access_key, token (or None), expires_at (or None).
 CredentialFunction = Callable[[], Mapping[str, Any]]
 CONFIG_KEYS = ("access_key_id", "secret_access_key", "session_token")
@@ -168,14 +174,19 @@ def from_function(function: Any) -> Credentials:
 
 
 def _called(function: CredentialFunction) -> Any:
-    """Whatever the function raises may pass: it asks a service. So it is tried again, as the store would be."""
+    """Call the function. It asks a service, so most of what it raises may pass and is tried again, as the store would be.
+
+    The text of what it raised is not repeated, since it may hold a secret; the error is chained.
+    """
     try:
         return function()
     except ConfigurationError:
         raise
     except Exception as error:
-        message = f"The function for credentials failed: {type(error).__name__}: {error}"
-        raise StoreUnavailableError(message) from error
+        message = f"The function for credentials raised {type(error).__name__}; its text is not repeated here."
+        if isinstance(error, _SLIPS):
+            raise ConfigurationError(f"{message} Correct the function.") from error
+        raise StoreUnavailableError(f"{message} Look at the service that it asks.") from error
 
 
 def boto3_credentials(session: Any) -> CredentialFunction:

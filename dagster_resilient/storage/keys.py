@@ -27,7 +27,7 @@ _NO_PARTITION = "%-"
 _ASSET_CONTEXT = "dagster_resilient 2026 asset key"
 _PIECES = re.compile(r"%[0-9A-F]{2}|.")
 _TASK = re.compile(r"tasks/([^/]+)/(log|data|items)/([^/]+)/(.+)")
-_WRITE = re.compile(r"g(\d{6,})-a(\d{6,})-[0-9a-f]{32}-([^/]+)")
+_WRITE = re.compile(r"(?:([0-9a-f]{8})\.)?g(\d{6,})-a(\d{6,})-[0-9a-f]{32}-([^/]+)")
 _HASHED = re.compile(r"%~[0-9a-f]{32}$")
 
 
@@ -129,15 +129,24 @@ def decode_task_key(key: str) -> tuple[str, TaskPart, str, str] | None:
     return None if match is None else (match[1], cast("TaskPart", match[2]), match[3], match[4])
 
 
-def write_name(generation: int, attempt: int, root: str) -> str:
-    """Return the name, unique for ever, of one write of one try: from it alone gc tells whether it was superseded."""
-    return f"g{generation:06d}-a{attempt:06d}-{uuid.uuid4().hex}-{encode_segment(root)}"
+def state_tag(url: str) -> str:
+    """Return a short name of the database that keeps the state of a write, where that is not the store itself."""
+    return blake3(url.encode()).hexdigest(length=4)
 
 
-def decode_write_name(name: str) -> tuple[int, int, str] | None:
-    """Return generation, attempt and the segment of the root of a write's name; None for any other name."""
+def write_name(generation: int, attempt: int, root: str, state: str = "") -> str:
+    """Return the name, unique for ever, of one write of one try: from it alone gc tells whether it was superseded.
+
+    Numbers of generations and tries mean something only among those of one state: `state` names it, "" for the store.
+    """
+    tag = f"{state}." if state else ""
+    return f"{tag}g{generation:06d}-a{attempt:06d}-{uuid.uuid4().hex}-{encode_segment(root)}"
+
+
+def decode_write_name(name: str) -> tuple[str, int, int, str] | None:
+    """Return state, generation, attempt and the segment of the root of a write's name; None for any other name."""
     match = _WRITE.fullmatch(name)
-    return None if match is None else (int(match[1]), int(match[2]), match[3])
+    return None if match is None else (match[1] or "", int(match[2]), int(match[3]), match[4])
 
 
 def numbered(n: int) -> str:
@@ -177,7 +186,26 @@ def live_key(run_id: str, role: str, process: str) -> str:
 
 def decode_live_key(key: str) -> tuple[str, str, str] | None:
     """Return run id, role and process of a heartbeat key, or None for any other object."""
-    match = re.fullmatch(r"live/([^/]+)/(worker|step)-([0-9a-f]+)\.json", key)
+    return _decode_process_key(key, "live")
+
+
+def hung_prefix() -> str:
+    """Return the prefix of the marks of all processes that hang."""
+    return "hung/"
+
+
+def hung_key(run_id: str, role: str, process: str) -> str:
+    """Return the key of the mark that stands while a process beats and makes no progress; named as its heartbeat."""
+    return f"{hung_prefix()}{encode_segment(run_id)}/{role}-{process}.json"
+
+
+def decode_hung_key(key: str) -> tuple[str, str, str] | None:
+    """Return run id, role and process of the key of such a mark, or None for any other object."""
+    return _decode_process_key(key, "hung")
+
+
+def _decode_process_key(key: str, top: str) -> tuple[str, str, str] | None:
+    match = re.fullmatch(rf"{top}/([^/]+)/(worker|step)-([0-9a-f]+)\.json", key)
     if match is None:
         return None
     run_id = decode_segment(match[1])

@@ -108,7 +108,7 @@ class LocalDirectoryStore(ObjectStore):
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under a prefix."""
         with self._errors("list", check_prefix(prefix)):
-            self._make_folder(self._path)
+            self._look_at_root()
             found = sorted(_walk(self._path / prefix, prefix), key=lambda info: info.key)
         yield from (info for info in found if start_after is None or info.key > start_after)
 
@@ -121,7 +121,7 @@ class LocalDirectoryStore(ObjectStore):
     def leftovers(self) -> Iterator[Leftover]:
         """Yield the temporary files, also those of writers that live: only their age tells them apart."""
         with self._errors("list the leftovers of", ""):
-            self._make_folder(self._path)
+            self._look_at_root()
             found = sorted(_temporaries(self._path, ""), key=lambda one: one.name)
         yield from found
 
@@ -141,7 +141,7 @@ class LocalDirectoryStore(ObjectStore):
         """Return the path of an object that may be read. A folder is none, nor is what lies "under" an object."""
         path = self._path / check_key(key)
         with self._errors("open", key):
-            self._make_folder(self._path)
+            self._look_at_root()
         if path.is_dir():
             raise ObjectNotFoundError(f"No object at {self.url}/{key}.", store=self.url, key=key)
         return path
@@ -158,6 +158,15 @@ class LocalDirectoryStore(ObjectStore):
             _sync_folder(target.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _look_at_root(self) -> None:
+        """Before a read: an absent directory holds nothing, and is not made; one that has vanished is an outage."""
+        if self._path.is_dir():
+            self._seen_root = True
+            return
+        nearest = next(path for path in (self._path, *self._path.parents) if os.path.lexists(path))
+        if self._seen_root or not nearest.is_dir():
+            self._make_folder(self._path)  # says what is wrong with it
 
     def _make_folder(self, folder: Path) -> None:
         """Make a folder and its parents; sync each parent, or a power loss forgets the whole branch."""

@@ -63,13 +63,21 @@ class Record(pydantic.BaseModel):
             newer = int(document.get("schema_version", 0)) > SCHEMA_VERSION
             record = None if newer else cls.model_validate_json(_unsealed(raw) if cls.sealed else raw)
         except (ValueError, TypeError) as error:
-            raise IntegrityError(f"{where} is not a valid {cls.__name__}: {error}") from error
+            raise IntegrityError(f"{where} is not a valid {cls.__name__}: {_reason(error)}.") from error
         if record is None:
             raise SchemaVersionError(
                 f"{where} has schema version {document['schema_version']}; this library reads up to {SCHEMA_VERSION}. "
                 "Upgrade dagster-resilient."
             )
         return record
+
+
+def _reason(error: Exception) -> str:
+    """Say in one line what is wrong; pydantic's own text has several, and a link to its manual."""
+    if isinstance(error, pydantic.ValidationError):
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        return ": ".join([*(str(part) for part in first["loc"]), first["msg"]])
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _seal(whole: bytes) -> bytes:

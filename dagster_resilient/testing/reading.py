@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 
@@ -76,6 +77,23 @@ class ReadingContract:
         assert (first.key, first.size) == ("a", len(b"12345"))
         assert first.last_modified.utcoffset() is not None
         assert first.last_modified <= second.last_modified
+
+    def test_a_rewritten_object_is_no_older_than_what_came_before(self, store: ObjectStore) -> None:
+        """The time is that of the last write, not of the first: what is old enough to go is told by it."""
+        store.put("a", b"1")
+        store.put("b", b"1")
+        store.put("a", b"2")
+        assert store.head("a").last_modified >= store.head("b").last_modified
+
+    def test_head_and_list_tell_the_same(self, store: ObjectStore) -> None:
+        """Size and time of each object. One of the two may leave out the fraction of a second, as S3's HEAD does."""
+        for key in ("p/a", "p/b"):
+            store.put(key, key.encode() * 3)
+        store.put("p/a", b"shorter")
+        for listed in store.list("p/"):
+            asked = store.head(listed.key)
+            assert (asked.key, asked.size) == (listed.key, listed.size)
+            assert abs(asked.last_modified - listed.last_modified) <= timedelta(seconds=1)
 
     def test_get_ranges_returns_each_range_in_the_order_asked_for(self, store: ObjectStore) -> None:
         """Half-open, in any order, overlapping, empty, or none."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from durable import make_task, with_dead_owner
@@ -14,11 +17,12 @@ from dagster_resilient.state.beats import store_now
 from dagster_resilient.state.fences import claim_attempt, read_fence
 from dagster_resilient.state.garbage import Collector, GarbageReport
 from dagster_resilient.state.retire import retire
-from dagster_resilient.state.store import ObjectRecords
+from dagster_resilient.state.store import ObjectRecords, open_state
 from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import write_manifest, write_objects
 from dagster_resilient.storage.object_store import ObjectStore, open_store
+from dagster_resilient.testing import Fault, FaultStore
 from dagster_resilient.values import load_value, store_value
 
 LATER = timedelta(days=2)
@@ -181,10 +185,11 @@ def test_a_store_without_heartbeats_keeps_what_only_silence_would_prove() -> Non
 def test_old_heartbeats_and_probes_go(store: ObjectStore) -> None:
     """Those of processes that could not say goodbye."""
     store.put(keys.live_key("run", "step", "ab"), b"{}")
+    store.put(keys.hung_key("run", "step", "ab"), b"{}")
     store.put("probes/sensor-x.json", b"{}")
     store.put("probes/create-if-absent", b"kept")
     report = collect(store)
-    assert {"heartbeat", "probe"} <= set(names(report))
+    assert names(report)[:3] == ["heartbeat", "heartbeat", "probe"]
     assert everything(store) == set()
     assert [info.key for info in store.list("probes/")] == ["probes/create-if-absent"]
 
@@ -240,3 +245,54 @@ def test_a_task_that_never_was_is_not_retired(store: ObjectStore) -> None:
     """No tombstone is written for it."""
     assert not retire_task(store, "never", "2026-01-01")
     assert everything(store) == set()
+
+
+def test_writes_of_another_state_are_not_judged(local_url: str, sqlite_url: str) -> None:
+    """Numbers of tries begin again in a database: by those of the old log, current values would seem superseded."""
+    store = open_store(local_url)
+    for number in range(3):
+        store_value(a_try(store, root="r"), f"old {number}")
+    records = open_state(sqlite_url, store)
+    assert records is not None
+    claim = claim_attempt(records, root="r", run_id="new", series="r")
+    store_value(make_task(store, root="r", run="new", attempt=claim.attempt, records=records), "new")
+    report = collect(store)
+    assert report.kept["other state"] == 1
+    assert load_value(store, ("a",), None) == "old 2"
+    Collector(store, records, dry_run=False, now=lambda: clock(store) + LATER).run()
+    assert load_value(store, ("a",), None, records=records) == "new"
+    assert load_value(store, ("a",), None) == "old 2"
+
+
+def test_a_damaged_log_keeps_its_own_data_alone(shared_store: ObjectStore) -> None:
+    """The others are collected, and the report says how much was not judged."""
+    store = shared_store
+    for asset in ("a", "b"):
+        for number in range(2):
+            task = a_try(store)
+            store_value(DurableTask(store, (asset,), None, task.claim, task.owner, now=task.now), number)
+    entry = max(info.key for info in store.list("tasks/a/log/"))
+    store.put(entry, store.get(entry)[:-2])
+    report = collect(store)
+    assert [one.name.split("/")[1] for one in report.garbage] == ["b"]
+    assert report.kept["unreadable log"] == 2
+
+
+def test_a_full_store_is_collected_all_the_same(local_url: str) -> None:
+    """The time cannot be asked where nothing can be written: the newest object tells one that is not later."""
+    store = open_store(local_url)
+    for number in range(2):
+        store_value(a_try(store, root="r"), number)
+    full = FaultStore(store, lambda _, operation: Fault("no_space") if operation.verb == "put" else None)
+    for path in Path(local_url.removeprefix("file://")).rglob("*"):
+        if path.is_file():
+            os.utime(path, (0, 0))
+    store.put("newest", b"")
+    assert Collector(full, dry_run=False).run().objects == 1
+
+
+@pytest.mark.parametrize("wrong", [{"grace": 3600}, {"dry_run": "false"}, {"dry_run": None}])
+def test_wrong_arguments_are_refused(wrong: dict[str, Any]) -> None:
+    """A text that means no must not delete, and a number has no unit."""
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        collect_garbage("memory://wrong", **wrong)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dagster_resilient.errors import StorageError, StoreUnavailableError
+from dagster_resilient.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
+from dagster_resilient.storage.local_store import LocalDirectoryStore
 from dagster_resilient.storage.object_store import ObjectStore, open_store
 
 Place = tuple[str, dict[str, Any]]
@@ -185,4 +186,19 @@ def test_a_directory_that_vanishes_is_an_outage_not_a_new_store(tmp_path: Path) 
         store.get("a")
     assert not (tmp_path / "store").exists()
     (tmp_path / "elsewhere").rename(tmp_path / "store")
+    assert store.get("a") == b"1"
+
+
+def test_looking_does_not_make_the_place(tmp_path: Path) -> None:
+    """A mistyped path holds nothing, and is not there afterwards; the first write makes it."""
+    store = LocalDirectoryStore(tmp_path / "typo")
+    assert list(store.list("")) == []
+    assert list(store.leftovers()) == []
+    with pytest.raises(ObjectNotFoundError):
+        store.get("a")
+    with pytest.raises(ObjectNotFoundError):
+        store.head("a")
+    store.delete(["a"])
+    assert not (tmp_path / "typo").exists()
+    store.put("a", b"1")
     assert store.get("a") == b"1"

@@ -25,7 +25,7 @@ FAST: dict[str, Any] = {"run_id": RUN, "root": RUN, "role": "step", "instance_id
 
 # A parent. It reads one JSON line that says how to behave, and prints one when it is ready.
 PARENT = """
-import json, os, signal, subprocess, sys, threading, time
+import ctypes, json, os, signal, subprocess, sys, threading, time
 from dagster_resilient.state import heartbeat
 from dagster_resilient.state.heartbeat import Sidecar
 from dagster_resilient.storage.object_store import open_store
@@ -78,6 +78,17 @@ if told.get("hold_gil"):
 print(json.dumps({"key": sidecar.key, "sidecar": sidecar._child.pid, "children": children}), flush=True)
 if told.get("hold_gil"):
     sum(range(10**15))  # one instruction, which takes days
+if told.get("expect"):
+    sidecar.expect("train", told["expect"])
+    sidecar.progress(task="train")
+if told.get("hang_for"):
+    ctypes.PyDLL(None).sleep(told["hang_for"])  # in C, and without letting go of the GIL
+    sidecar.progress(task="train", step=43)
+    sidecar.relax("train")
+if told.get("deadlock"):
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)  # never returns, is interrupted by no signal, and holds the GIL
 while sidecar.fenced() is None or not told.get("stop_when_fenced"):
     time.sleep(0.01)
 sidecar.close()

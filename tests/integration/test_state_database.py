@@ -1,10 +1,21 @@
 """State in a database, data in a store: the same assets, sessions and scripts."""
 
+from typing import Any
+
 import dagster as dg
+import psutil
 import pytest
 
-from dagster_resilient import ResilientIOManager, ResilientResource, list_tasks, open_store, open_task, task_history
-from dagster_resilient.errors import FencedError, StorageError
+from dagster_resilient import (
+    ResilientIOManager,
+    ResilientResource,
+    list_tasks,
+    load,
+    open_store,
+    open_task,
+    task_history,
+)
+from dagster_resilient.errors import ConfigurationError, FencedError, StorageError
 from dagster_resilient.state.fences import fence_run
 from dagster_resilient.state.store import open_state
 from dagster_resilient.testing import FaultStore
@@ -108,3 +119,23 @@ def test_a_task_that_is_closed_beats_no_more(local_url: str) -> None:
         with open_task(local_url, "model") as task:
             task.save(number)
         assert list(store.list("live/")) == []
+
+
+def test_tasks_that_nothing_refers_to_leave_no_process(local_url: str) -> None:
+    """A loop that opens a task per item has one heartbeat at a time; a loader needs none, nor the right to write."""
+    me = psutil.Process()
+    before = len(me.children())
+    for number in range(5):
+        open_task(local_url, "scores", f"k{number}").save({"n": number})
+    assert len(me.children()) == before
+    assert [load(local_url, "scores", dict, f"k{number}")["n"] for number in range(5)] == [0, 1, 2, 3, 4]
+    assert len(me.children()) == before
+
+
+@pytest.mark.parametrize("name", [None, 5, (), ("a", 5)])
+def test_a_name_that_is_none_is_refused(local_url: str, name: Any) -> None:
+    """Before anything is written."""
+    with pytest.raises(ConfigurationError, match="names no asset or task"):
+        open_task(local_url, name)
+    with pytest.raises(ConfigurationError, match="partition=5"):
+        open_task(local_url, "a", 5)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from dagster_resilient.state.heartbeat import process_identity
 LOG = "tasks/train/log/%-/"
 KEY = "live/r/step-0a.json"
 FENCE = "fences/r.json"
+HUNG = "hung/r/step-0a.json"
 
 
 class Clock:
@@ -81,6 +82,7 @@ def me() -> tuple[int, int]:
 def config(**changes: Any) -> dict[str, Any]:
     """What the parent tells the sidecar."""
     told = {"key": KEY, "fence_key": FENCE, "watches": [], "parent": me(), "worker": None, "store": {}}
+    told |= {"hung_key": HUNG, "expects": [], "restarted": False}
     graces = {"fence_grace": 10.0, "term_grace": 10.0, "store_timeout": 5.0}
     return {**told, **graces, "beat": {"interval": 10.0, "ttl": 45.0, "host": os.uname().nodename}, **changes}
 

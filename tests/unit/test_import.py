@@ -47,6 +47,7 @@ def test_the_public_names() -> None:
         "build_recovery_sensor",
         "collect_garbage",
         "list_tasks",
+        "load",
         "open_store",
         "open_task",
         "resilient_executor",

@@ -149,9 +149,13 @@ def test_a_heartbeat_key_names_run_role_and_process(run_id: str, role: str, proc
     """A LIST alone tells whose heartbeat it is."""
     decoded = keys.decode_live_key(keys.live_key(run_id, role, process))
     assert decoded == (run_id, role, process) or keys.decode_segment(keys.encode_segment(run_id)) is None
+    mark = keys.hung_key(run_id, role, process)
+    assert keys.decode_hung_key(mark) == decoded
+    assert keys.decode_live_key(mark) is None
 
 
 @pytest.mark.parametrize("key", ["live/x/step-zz.json", "live/x.json", "fences/x.json", "live/x/step-0a.json/y"])
 def test_other_objects_are_no_heartbeats(key: str) -> None:
-    """What lies under `live/` for another reason is not taken for a process."""
+    """What lies under `live/`, or `hung/`, for another reason is not taken for a process."""
     assert keys.decode_live_key(key) is None
+    assert keys.decode_hung_key(key.replace("live/", "hung/")) is None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.recovery import RecoveryPolicy, classify
 
-CLASSES = ["lost", "crashed", "infrastructure", "user_error"]
+CLASSES = ["lost", "hung", "crashed", "infrastructure", "user_error"]
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ CLASSES = ["lost", "crashed", "infrastructure", "user_error"]
     [
         ("lost", [], "lost"),
         ("lost", ["FencedError"], "lost"),
+        ("hung", ["FencedError", "ChildProcessCrashException"], "hung"),
         (None, [], "crashed"),
         (None, ["ChildProcessCrashException"], "crashed"),
         (None, ["DagsterExecutionStepExecutionError", "StoreUnavailableError"], "infrastructure"),
@@ -24,7 +25,7 @@ CLASSES = ["lost", "crashed", "infrastructure", "user_error"]
     ],
 )
 def test_a_failure_has_one_class(fence, errors, expected):
-    """The lost verdict wins; then what was raised decides; a process that raised nothing has crashed."""
+    """A verdict of being lost or hung wins; then what was raised decides; a process that raised nothing has crashed."""
     assert classify(fence, errors) == expected
 
 
@@ -32,6 +33,14 @@ def test_a_lost_machine_is_replaced_at_once():
     """The first attempt after a loss waits for nothing."""
     decision = RecoveryPolicy().decide("lost", attempts=0, elapsed=0.0, seed="run")
     assert (decision.action, decision.attempt) == ("launch", 1)
+
+
+def test_a_hang_is_tried_again_after_a_pause_and_not_for_ever():
+    """Not at once: the process that hung is still being ended. Three times: what hangs may do so each time."""
+    policy = RecoveryPolicy()
+    assert policy.delay("hung", 1, "run") > 0
+    assert policy.decide("hung", attempts=2, elapsed=1e9, seed="run").action == "launch"
+    assert policy.decide("hung", attempts=3, elapsed=1e9, seed="run").action == "give_up"
 
 
 def test_what_was_refused_is_not_computed_again():

@@ -252,6 +252,15 @@ MUTANTS = {
     def delete(self, keys):
         super().delete(i.key for i in self.list("") if any(i.key.startswith(key) for key in keys))""",
     "AnyKey": "def put(self, key, body): self._objects[key] = (b.join(as_buffers(body)), datetime.now(UTC))",
+    "HeadOfLongAgo": """
+    def head(self, key):
+        return replace(super().head(key), last_modified=datetime(2020, 1, 1, tzinfo=UTC))""",
+    "TimeOfTheFirstWrite": """
+    def put(self, key, body):
+        first = self._objects.get(key)
+        super().put(key, body)
+        if first:
+            self._objects[key] = (self._objects[key][0], first[1], *first[2:])""",
     "NoZone": "def head(self, key): return replace(super().head(key), last_modified=datetime.now())",
 }
 

@@ -73,7 +73,7 @@ class FakeTask:
 
     def __init__(self, store, log):
         self.store, self.log = store, log
-        self.calls, self.reports, self.saved = [], [], []
+        self.calls, self.reports, self.saved, self.expected = [], [], [], []
         self.fence = None
 
     @property
@@ -115,6 +115,14 @@ class FakeTask:
     def report(self, **progress):
         """Note the report."""
         self.reports.append(progress)
+
+    def expect_progress(self, hung_after):
+        """Note the limit of the loop that begins."""
+        self.expected.append(hung_after)
+
+    def relax_progress(self):
+        """Note that no loop runs."""
+        self.expected.append("nothing")
 
 
 class World:
