@@ -24,11 +24,13 @@ from dagster_resilient.state.store import ObjectRecords, RecordStore, state_tag
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.manifest import ManifestRef, StoredObject
 from dagster_resilient.storage.object_store import ObjectStore
+from dagster_resilient.storage.retry import hasty
 
 _ATTEMPTS_KEPT = 256
 _SERIES_KEPT = 20
 _TRIM_EVERY = 64
 _CONFLICTS = 200
+_COURTESY_SECONDS = 5.0
 _OF_OTHERS = {"value", "collect"}  # entries that a process without the lease may write while it is held
 # A leased commit needs no LIST behind it, unless so much time passed since its parent was read (machine asleep) that
 # the entry after the parent may have been trimmed. Half of what `log.KEEP_FOR` grants.
@@ -203,11 +205,18 @@ class DurableTask:
         self._held = None
 
     def release(self) -> None:
-        """Free the lease and leave the state as it is, for the next try."""
+        """Free the lease and leave the state as it is, for the next try.
+
+        A courtesy: without it the lease ends by its time. So it does not wait for a store that is down.
+        """
         if self._held is None:
             return
         self.unwatch(f"{self.prefix}/")
-        self._commit("release", lambda _: {"owner": None}, lambda head: head.owner is None)
+        patient, self.log = self.log, NumberedLog(hasty(self.records, _COURTESY_SECONDS), self.prefix)
+        try:
+            self._commit("release", lambda _: {"owner": None}, lambda head: head.owner is None)
+        finally:
+            self.log = patient
         self._held = None
 
     # ---- lease-less writers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import socket
 import threading
 import time
@@ -14,7 +15,7 @@ import postgres
 import pytest
 from test_record_store import fence, listed
 
-from dagster_resilient.errors import StorageError, StoragePermissionError, StoreUnavailableError
+from dagster_resilient.errors import ConfigurationError, StorageError, StoragePermissionError, StoreUnavailableError
 from dagster_resilient.state import sql_dialects
 from dagster_resilient.state.records import Fence
 from dagster_resilient.state.sql_store import open_records
@@ -314,3 +315,52 @@ def test_an_option_that_libpq_does_not_know_is_final(postgres_server: postgres.P
     with pytest.raises(StorageError, match="conect_timeout") as caught:
         open_records(f"{postgres_server.url}?conect_timeout=3").list("")
     assert type(caught.value) is StorageError
+
+
+def test_ten_openings_of_a_url_hold_one_connection(postgres_server: postgres.PostgresServer, postgres_url: str) -> None:
+    """As the server counts them. In a forked process they hold another one, and the last to go closes its own alone."""
+    url = f"{postgres_url}&application_name=counted"
+
+    def connections() -> int:
+        with postgres_server.connect() as watcher:
+            cursor = watcher.cursor()
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'counted'")
+            return int(cursor.fetchone()[0])
+
+    def until(wanted: int) -> None:
+        deadline = time.monotonic() + 30
+        while connections() != wanted:  # a server's process ends a moment after its connection
+            assert time.monotonic() < deadline, connections()
+
+    def use() -> None:
+        assert [opened.list("") for opened in many] == [[]] * 10
+        assert connections() == 2
+        many.clear()
+        until(1)
+
+    many = [open_records(url) for _ in range(10)]
+    assert [opened.list("") for opened in many] == [[]] * 10
+    assert connections() == 1
+    child = multiprocessing.get_context("fork").Process(target=use)
+    child.start()
+    child.join(60)
+    child.kill()
+    assert child.exitcode == 0
+    assert many[0].list("") == []
+    assert connections() == 1
+    many.clear()
+    until(0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "postgresql://u:p@127.0.0.1:99999/records",
+        "postgresql://u:p@127.0.0.1/records?connect_timeout=soon",
+        "postgresql://u:p@127.0.0.1/records?sslmode=perhaps",
+    ],
+)
+def test_what_no_server_can_answer_is_refused_at_once(wrong: str) -> None:
+    """libpq names the value that it cannot use; it is not waited for, though the patience is long."""
+    with pytest.raises(ConfigurationError, match=r"(99999|soon|perhaps).*Correct the URL"):
+        open_records(wrong).with_patience(600.0).list("")

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ConnectTimeoutError
 from scripted_server import Reply, Request, ScriptedServer, error, scripted
 
 from dagster_resilient.errors import ConfigurationError, StoragePermissionError, StoreUnavailableError
@@ -53,6 +54,17 @@ def server() -> Iterator[ScriptedServer]:
 def opened(server: ScriptedServer, **options: Any) -> ObjectStore:
     """A store on a scripted server."""
     return open_store("s3://bucket/root", {"endpoint_url": server.endpoint, **options})
+
+
+def raising(failure: Exception, asked: list[int] | None = None) -> Callable[[], dict[str, Any]]:
+    """A function for credentials that fails, and notes each time that it was asked."""
+
+    def fail() -> dict[str, Any]:
+        if asked is not None:
+            asked.append(1)
+        raise failure
+
+    return fail
 
 
 CALLS: dict[str, Callable[[ObjectStore], Any]] = {
@@ -130,14 +142,43 @@ def test_keys_that_end_soon_are_asked_for_again() -> None:
 
 
 def test_a_function_that_fails_is_an_outage_that_names_it(server: ScriptedServer) -> None:
-    """It asks a service, which may come back: it is tried again, and at last the reason is told."""
+    """It asks a service, which may come back: it is tried again, and at last the kind of the error is told."""
+    for failure in (RuntimeError(CANARY), OSError(CANARY), ConnectTimeoutError(endpoint_url=CANARY)):
+        store = opened(server, credentials=raising(failure)).with_patience(0.0)  # type: ignore[attr-defined]
+        with pytest.raises(StoreUnavailableError, match=f"credentials raised {type(failure).__name__};") as caught:
+            store.get("a")
+        assert caught.value.__cause__ is failure
 
-    def fail() -> dict[str, Any]:
-        raise RuntimeError("the vault is sealed")
 
-    store = opened(server, credentials=fail).with_patience(0.0)  # type: ignore[attr-defined]
-    with pytest.raises(StoreUnavailableError, match="RuntimeError: the vault is sealed"):
+@pytest.mark.parametrize(
+    "slip",
+    [TypeError, NameError, AttributeError, KeyError, IndexError, ZeroDivisionError, AssertionError, ImportError],
+)
+def test_a_function_with_a_slip_is_refused_at_once(server: ScriptedServer, slip: type[Exception]) -> None:
+    """No service raises that: it is not asked again, though the patience is long."""
+    asked: list[int] = []
+    store = opened(server, credentials=raising(slip(CANARY), asked)).with_patience(600.0)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=rf"raised {slip.__name__};.*Correct the function") as caught:
         store.get("a")
+    assert isinstance(caught.value.__cause__, slip)
+    assert len(asked) == 1
+    assert CANARY not in str(caught.value)
+
+
+def test_the_text_of_a_failure_of_a_function_is_repeated_nowhere(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may hold what the function asks with. Not in the message, nor in the breaker's warning and its refusal."""
+    caplog.set_level(logging.DEBUG, "dagster_resilient")
+    failure = OSError(f"https://vault/?token={CANARY}")
+    store = opened(server, credentials=raising(failure)).with_patience(0.0)  # type: ignore[attr-defined]
+    shown = []
+    for _ in range(8):
+        with pytest.raises(StoreUnavailableError) as caught:
+            store.get("a")
+        shown.append(f"{caught.value!r} {caught.value} {caught.value.args}")
+    assert "did not answer" in caplog.text
+    assert CANARY not in "".join(shown) + caplog.text
 
 
 @pytest.mark.parametrize("function", ["no function", lambda: None, lambda: {"access_key_id": "k"}])

@@ -241,6 +241,21 @@ def test_what_is_no_such_record_is_an_integrity_error(raw: bytes) -> None:
         Sample.from_bytes(raw, "memory://x/k")
 
 
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [(b'{"name": "a', "Invalid JSON: EOF while parsing"), (b"[]", "dictionary"), (b'{"name": 1}', "seal")],
+)
+def test_the_reason_is_one_sentence_of_ours(raw: bytes, reason: str) -> None:
+    """One line with a full stop: no class of pydantic's, no link to its manual, nothing of what was stored."""
+    with pytest.raises(
+        IntegrityError, match=rf"^memory://x/k is not a valid Sample: [^\n]*{reason}[^\n]*[^.]\.$"
+    ) as caught:
+        Sample.from_bytes(raw, "memory://x/k")
+    assert not [
+        word for word in ("pydantic", "http", "validation error", "type=", "input") if word in f"{caught.value}"[13:]
+    ]
+
+
 def test_a_changed_record_is_refused() -> None:
     """One flipped bit in a value is found by the seal, where the JSON would still be valid."""
     raw = Sample(name="a", number=1.0).to_bytes()

@@ -260,7 +260,7 @@ MUTANTS = {
         first = self._objects.get(key)
         super().put(key, body)
         if first:
-            self._objects[key] = (self._objects[key][0], first[1], *first[2:])""",
+            self._objects[key] = self._objects[key]._replace(modified=first.modified)""",
     "NoZone": "def head(self, key): return replace(super().head(key), last_modified=datetime.now())",
 }
 
