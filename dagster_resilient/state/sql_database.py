@@ -8,7 +8,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -26,14 +26,14 @@ class _Forks:
     """How many forks lie between the first process and this one, and what they left here for good."""
 
     count = 0
-    left: list[sa.Engine] = []  # noqa: RUF012 - one for all
+    left: ClassVar[list[sa.Engine]] = []
 
 
 class _Shared:
     """The databases that somebody uses in this process. The lock is one that a signal handler may take again."""
 
     lock = threading.RLock()
-    databases: weakref.WeakValueDictionary[sa.URL, Database] = weakref.WeakValueDictionary()
+    databases: ClassVar[weakref.WeakValueDictionary[sa.URL, Database]] = weakref.WeakValueDictionary()
 
 
 def _after_fork() -> None:

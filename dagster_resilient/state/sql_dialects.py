@@ -205,7 +205,7 @@ class SqliteDialect(Dialect):
             if not (folder and file):
                 return StoreUnavailableError if not self._path.parent.exists() else StoragePermissionError
             if self._identity is None:
-                # The file itself must not be opened: to close it would drop the locks of all this process's connections.
+                # Not the file itself: to close it would drop the locks of all this process's connections to it.
                 tempfile.TemporaryFile(dir=self._path.parent).close()
         except PermissionError:
             return StoragePermissionError

@@ -174,7 +174,7 @@ def from_function(function: Any) -> Credentials:
 
 
 def _called(function: CredentialFunction) -> Any:
-    """Call the function. It asks a service, so most of what it raises may pass and is tried again, as the store would be.
+    """Call the function. It asks a service, so most of what it raises may pass: it is tried again, as a store would be.
 
     The text of what it raised is not repeated, since it may hold a secret; the error is chained.
     """

@@ -361,6 +361,6 @@ def test_ten_openings_of_a_url_hold_one_connection(postgres_server: postgres.Pos
     ],
 )
 def test_what_no_server_can_answer_is_refused_at_once(wrong: str) -> None:
-    """libpq names the value that it cannot use; it is not waited for, though the patience is long."""
+    """The driver names the value that it cannot use; it is not waited for, though the patience is long."""
     with pytest.raises(ConfigurationError, match=r"(99999|soon|perhaps).*Correct the URL"):
         open_records(wrong).with_patience(600.0).list("")
