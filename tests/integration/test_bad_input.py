@@ -216,7 +216,7 @@ def test_a_path_below_a_file(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_made() -> None:
-    """Nobody makes folders in /proc, root included: every write says so. Before the first one it is merely not there."""
+    """Nobody makes folders in /proc, root included: every write says so. Until then it is merely not there."""
     reads = ("get", "get_ranges", "head", "list", "delete")
     expect(open_store("/proc/store"), StorageError, "No such file or directory", but=reads)
 
