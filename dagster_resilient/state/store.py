@@ -133,12 +133,18 @@ class FencesNoticed:
     def create(self, key: str, record: Record) -> bool:
         """Write a record if the key is free."""
         created = self._records.create(key, record)
-        if created and keys.is_fence_key(key):
-            try:
-                hasty(self._notices, _NOTICE_PATIENCE).put(key, record.to_bytes())
-            except StorageError as error:
-                _log.warning("The fence %s stands, but its sidecars cannot be told: %s", key, error)
+        if keys.is_fence_key(key):
+            # Also where it stood before: who wrote it may have died before its copy was there.
+            self._notice(key, record if created else self._records.get(key, type(record)))
         return created
+
+    def _notice(self, key: str, fence: Record | None) -> None:
+        if fence is None:
+            return
+        try:
+            hasty(self._notices, _NOTICE_PATIENCE).put(key, fence.to_bytes())
+        except StorageError as error:
+            _log.warning("The fence %s stands, but its sidecars cannot be told: %s", key, error)
 
     def get(self, key: str, kind: type[R]) -> R | None:
         """Return a record, or None where there is none."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
 import multiprocessing
 import os
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sidecar_parent import FAST, RUN, Parent, beat_after, beat_of, eventually, fence, runs, start
+from sidecar_parent import FAST, RUN, Parent, beat_after, beat_of, eventually, fence, runs
 
 from dagster_resilient.state.heartbeat import Sidecar, ensure_sidecar, list_beats, process_identity, read_beat
 from dagster_resilient.storage.object_store import ObjectStore, open_store
@@ -27,13 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 def store(tmp_path: Path) -> ObjectStore:
     """A local directory."""
     return open_store(str(tmp_path / "root"))
-
-
-@pytest.fixture
-def start_parent() -> Iterator[Callable[..., Parent]]:
-    """Start parents; what is left of them and their children is killed at the end."""
-    with contextlib.ExitStack() as stack:
-        yield functools.partial(start, stack)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sidecar_parent import FAST, LOG, Parent, beat_after, beat_of, eventually, fence, runs, start
+from sidecar_parent import FAST, LOG, Parent, beat_after, beat_of, eventually, fence, runs
 from slow_s3 import BUCKET, SlowS3
 
 from dagster_resilient.state import heartbeat
@@ -28,13 +27,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 def store(tmp_path: Path) -> ObjectStore:
     """A local directory."""
     return open_store(str(tmp_path / "root"))
-
-
-@pytest.fixture
-def start_parent() -> Iterator[Callable[..., Parent]]:
-    """Start parents; what is left of them and their children is killed at the end."""
-    with contextlib.ExitStack() as stack:
-        yield functools.partial(start, stack)
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sidecar_parent import FAST, Parent, beat_after, beat_of, eventually, fence, runs, start
+from sidecar_parent import FAST, Parent, beat_after, beat_of, eventually, fence, runs
 
 from dagster_resilient.state.hangs import Hang, list_hangs, read_hang
 from dagster_resilient.state.heartbeat import Sidecar, read_beat
@@ -23,13 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 def store(tmp_path: Path) -> ObjectStore:
     """A local directory."""
     return open_store(str(tmp_path / "root"))
-
-
-@pytest.fixture
-def start_parent() -> Iterator[Callable[..., Parent]]:
-    """Start parents; what is left of them and their children is killed at the end."""
-    with contextlib.ExitStack() as stack:
-        yield functools.partial(start, stack)
 
 
 @pytest.fixture

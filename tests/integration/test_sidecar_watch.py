@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sidecar_parent import FAST, LOG, Parent, append, beat_after, beat_of, eventually, fence, runs, start
+from sidecar_parent import FAST, LOG, Parent, append, beat_after, beat_of, eventually, fence, runs
 
 from dagster_resilient.state import heartbeat
 from dagster_resilient.state.heartbeat import Sidecar
@@ -28,13 +26,6 @@ def store(tmp_path: Path) -> ObjectStore:
     store = open_store(str(tmp_path / "root"))
     append(store, 1, 3)
     return store
-
-
-@pytest.fixture
-def start_parent() -> Iterator[Callable[..., Parent]]:
-    """Start parents; what is left of them and their children is killed at the end."""
-    with contextlib.ExitStack() as stack:
-        yield functools.partial(start, stack)
 
 
 @pytest.fixture

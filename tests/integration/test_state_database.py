@@ -17,6 +17,7 @@ from dagster_resilient import (
 )
 from dagster_resilient.errors import ConfigurationError, FencedError, StorageError
 from dagster_resilient.state.fences import fence_run
+from dagster_resilient.state.records import Fence
 from dagster_resilient.state.store import open_state
 from dagster_resilient.testing import FaultStore
 
@@ -98,6 +99,9 @@ def test_a_copy_that_cannot_be_written_does_not_hurt(
     with store.outage():
         assert fence_run(records, "run", reason="r", failure_class="lost", by="t")
     assert "its sidecars cannot be told" in caplog.text
+    assert not fence_run(records, "run", reason="another", failure_class="superseded", by="t")
+    # Told at the next occasion, with the reason that stands; so too where the first writer was killed in between.
+    assert Fence.from_bytes(store.get("fences/run.json"), "x").reason == "r"
 
 
 def test_a_password_is_not_shown(local_url: str) -> None:

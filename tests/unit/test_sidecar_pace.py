@@ -56,7 +56,7 @@ def test_nothing_hangs_that_is_not_expected_to_progress(time: Time) -> None:
     assert time.pace.is_idle
 
 
-def test_the_first_step_gets_half_an_hour(time: Time) -> None:
+def test_the_first_step_gets_a_time_of_its_own(time: Time) -> None:
     """Nothing is known of a training that has not begun: compiling and loading take their time."""
     time.expect("train")
     assert time.wait(SHORTEST_LIMIT - 1) is None
