@@ -143,3 +143,18 @@ def test_a_name_that_is_none_is_refused(local_url: str, name: Any) -> None:
         open_task(local_url, name)
     with pytest.raises(ConfigurationError, match="partition=5"):
         open_task(local_url, "a", 5)  # type: ignore[arg-type]
+
+
+def test_the_extra_events_of_a_range_are_marked(local_url: str, sqlite_url: str) -> None:
+    """Each partition has one event of its commit; the one more that Dagster logs at the end says that it is none."""
+    job = definitions(local_url, sqlite_url, []).resolve_implicit_global_asset_job_def()
+    tags = {"dagster/asset_partition_range_start": "jan", "dagster/asset_partition_range_end": "mar"}
+    with dg.instance_for_test() as instance:
+        done = job.execute_in_process(instance=instance, tags=tags, asset_selection=[dg.AssetKey("predictions")])
+        entries = instance.all_logs(done.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
+    events = [entry.asset_materialization for entry in entries]
+    marked = [event.partition for event in events if event and "resilient/reused" in event.metadata]
+    commits = [event.partition for event in events if event and "resilient/checksum" in event.metadata]
+    assert commits == ["jan", "feb", "mar"]
+    assert sorted(str(key) for key in marked) == ["feb", "jan", "mar"]
+    assert len(events) == 6
