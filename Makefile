@@ -1,4 +1,5 @@
-# Every target sets up what it needs in .venv. Needs: Debian, Python 3.11 (python3-venv), make; `test` also postgresql.
+# Every target sets up what it needs in .venv. Needs: Debian, Python 3.11 (python3-venv), make; `test` also postgresql
+# and chromium.
 .DELETE_ON_ERROR:
 PYTHON ?= python3.11
 VENV := .venv
@@ -16,8 +17,9 @@ $(STAMP): pyproject.toml setup.cfg constraints.txt
 demo: $(STAMP)  ## kill a real pipeline twice, watch it recover, check the result bit for bit
 	$(BIN)/python -m example_project.demo
 
-test: $(STAMP)  ## all tests: real processes, a real S3 server, a real PostgreSQL
+test: $(STAMP)  ## all tests: real processes, a real S3 server, a real PostgreSQL, a real browser
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "needs PostgreSQL: apt-get install postgresql"; exit 1; }
+	@test -x /usr/bin/chromium || { echo "needs Chromium: apt-get install chromium"; exit 1; }
 	$(BIN)/python -m pytest -m "not alone"
 	$(BIN)/python -m pytest -m alone -n 0
 

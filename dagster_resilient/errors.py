@@ -15,6 +15,7 @@ Each also inherits the builtin that a caller would expect, so that code which do
     ├── SchemaVersionError (IntegrityError)   written by a newer version of this library
     ├── UnsupportedValueError (TypeError)     a value that cannot be stored exactly; nothing was written
     ├── ValueNotFoundError (LookupError)      an asset partition or checkpoint that was never committed
+    ├── PreemptedError (RuntimeError)         the process was told to leave; what is done is saved
     └── OwnershipError (RuntimeError)         who may write
         ├── TaskHeldError                     a live owner holds the task
         └── FencedError                       this attempt was superseded: stop, its work is being done elsewhere
@@ -85,6 +86,17 @@ class UnsupportedValueError(ResilientError, TypeError):
 
 class ValueNotFoundError(ResilientError, LookupError):
     """An asset partition or a checkpoint that was never committed."""
+
+
+class PreemptedError(ResilientError, RuntimeError):
+    """The process was told to leave (SIGTERM), and did so between two steps or partitions. The next try goes on there.
+
+    The message says what is saved. Let it pass: it ends the step, and recovery starts the next try at once.
+    """
+
+
+class LaunchError(ResilientError, RuntimeError):
+    """Recovery could not launch a re-execution now: the webserver does not answer. The next tick tries again."""
 
 
 class OwnershipError(ResilientError, RuntimeError):

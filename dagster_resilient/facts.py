@@ -1,14 +1,15 @@
 """What is done and what is missing of a run, read from our commits, the storage itself and Dagster's events."""
 
 import hashlib
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import dagster as dg
 
 from dagster_resilient import dagster_compat as compat
-from dagster_resilient.io_managers import ResilientIOManager
+from dagster_resilient.briefs import Briefs
 from dagster_resilient.recovery import NOT_COMMITTED, AssetFacts
+from dagster_resilient.recovery.brief import AssetBrief, CheckBrief, Partition, RunBrief
 from dagster_resilient.resources import ResilientResource, series_of
 from dagster_resilient.state.index import Head, heads
 from dagster_resilient.state.records import ValueRef
@@ -19,7 +20,7 @@ _PROGRESS = frozenset({"checkpoint", "complete", "value"})
 
 
 class RunFacts:
-    """The facts about one failed run, within its group.
+    """The facts about one failed run, within its group. Each is looked up when it is first asked for.
 
     A partition is done if this series committed it under the current code version and its objects are present. An asset
     that another IO manager stores is done by STEP_SUCCESS; STEP_OUTPUT comes before the value is written and counts for
@@ -31,109 +32,130 @@ class RunFacts:
 
     def __init__(
         self,
-        context: dg.SensorEvaluationContext,
+        instance: dg.DagsterInstance,
         resource: ResilientResource,
+        briefs: Briefs,
         run: dg.DagsterRun,
-        group: list[dg.DagsterRun],
+        group: Sequence[dg.DagsterRun],
     ) -> None:
-        self._context, self._store, self._run = context, resource.store, run
-        self._records = resource.records
-        self._instance = context.instance
-        self._repository: Any = context.repository_def
-        series = series_of(run, context.instance.get_run_by_id)
-        self._series = series
-        self._group = [other for other in group if series_of(other, context.instance.get_run_by_id) == series]
+        self._instance, self._store, self._records = instance, resource.store, resource.records
+        self._briefs, self._run, self._whole_group = briefs, run, group
         self._values: dict[tuple[tuple[str, ...], str | None], ValueRef] = {}
-        self._reasons: dict[dg.AssetKey, dict[str | None, str]] = {}
+        self._reasons: dict[tuple[str, ...], dict[str | None, str]] = {}
         self.progressed = False
+
+    @cached_property
+    def brief(self) -> RunBrief:
+        """What the run is to compute; of no assets, where nobody knows."""
+        return self._briefs(self._run) or RunBrief(run_id=self._run.run_id, job_name=self._run.job_name)
+
+    @cached_property
+    def series(self) -> str:
+        """The first run of the chain of resuming runs that the run continues."""
+        return series_of(self._run, self._instance.get_run_by_id)
+
+    @cached_property
+    def _group(self) -> list[dg.DagsterRun]:
+        return [run for run in self._whole_group if series_of(run, self._instance.get_run_by_id) == self.series]
 
     @cached_property
     def assets(self) -> list[AssetFacts]:
         """The assets that the run targets, in topological order; empty for a job without assets."""
-        return [self._facts(key) for key in compat.run_asset_keys(self._repository, self._run)]
+        return [self._facts(asset) for asset in self.brief.assets]
 
-    def _facts(self, key: dg.AssetKey) -> AssetFacts:
-        partitions = tuple(compat.partition_keys_of_run(self._repository, self._run, key, self._instance))
+    @property
+    def values(self) -> dict[tuple[tuple[str, ...], str | None], ValueRef]:
+        """What the series committed and is present, by asset and partition. Known once `assets` was read."""
+        return self._values
+
+    def _facts(self, asset: AssetBrief) -> AssetFacts:
+        partitions = self.brief.partitions_of(asset)
         return AssetFacts(
-            key=tuple(key.path),
+            key=asset.key,
             partitions=partitions,
-            done=frozenset(self._done(key, partitions)),
-            reasons=self._reasons.pop(key, {}),
-            upstream=frozenset(tuple(parent.path) for parent in compat.upstream_keys(self._repository, key)),
-            together=frozenset(tuple(other.path) for other in compat.assets_of_step(self._repository, key)),
+            done=frozenset(self._done(asset, partitions)),
+            reasons=self._reasons.pop(asset.key, {}),
+            upstream=frozenset(asset.upstream),
+            together=frozenset(asset.together),
         )
 
-    def _done(self, key: dg.AssetKey, partitions: tuple[str | None, ...]) -> set[str | None]:
-        path = tuple(key.path)
-        found = heads(self._records, self._store, path, partitions)
+    def _done(self, asset: AssetBrief, partitions: tuple[Partition, ...]) -> set[Partition]:
+        found = heads(self._records, self._store, asset.key, partitions)
         begun = {p: found[keys.partition_segment(p)] for p in partitions if keys.partition_segment(p) in found}
         if any(head.run_id == self._run.run_id and head.kind in _PROGRESS for head in begun.values()):
             self.progressed = True
-        committed = {p: value for p, head in begun.items() if (value := self._committed(key, head))}
-        mine = present_values(self._store, path, committed)
-        self._values |= {(path, p): value for p, value in mine.items()}
-        self._reasons[key] = {p: self._why_missing(key, head) for p, head in begun.items() if p not in mine}
-        if self._must_have_committed(key):
+        committed = {p: value for p, head in begun.items() if (value := self._committed(asset, head))}
+        mine = present_values(self._store, asset.key, committed)
+        self._values |= {(asset.key, p): value for p, value in mine.items()}
+        self._reasons[asset.key] = {p: self._why_missing(asset, head) for p, head in begun.items() if p not in mine}
+        if asset.must_commit:
             return set(mine)
-        return {*mine, *(p for p in self._succeeded(key, partitions) if p not in begun)}
+        return {*mine, *(p for p in self._succeeded(asset, partitions) if p not in begun)}
 
-    def _must_have_committed(self, key: dg.AssetKey) -> bool:
-        """Whether an asset cannot have succeeded without a value in our store."""
-        return not compat.output_may_be_absent(self._repository, key) and compat.io_manager_is(
-            self._repository, self._run.job_name, key, ResilientIOManager
-        )
-
-    def _committed(self, key: dg.AssetKey, head: Head) -> ValueRef | None:
+    def _committed(self, asset: AssetBrief, head: Head) -> ValueRef | None:
         """Return the value that this series committed under the current code version."""
-        if head.value is None or self._series not in head.committed_by:
+        if head.value is None or self.series not in head.committed_by:
             return None
-        return head.value if head.value.fingerprint == self._fingerprint(key) else None
+        return head.value if head.value.fingerprint == asset.fingerprint else None
 
-    def _why_missing(self, key: dg.AssetKey, head: Head) -> str:
+    def _why_missing(self, asset: AssetBrief, head: Head) -> str:
         """Return why a partition that was begun is not done."""
-        if head.series == self._series and head.newest_step is not None and self._series not in head.committed_by:
+        if head.series == self.series and head.newest_step is not None and self.series not in head.committed_by:
             return f"in training, goes on after step {head.newest_step}"
         if head.value is None:
             return NOT_COMMITTED
-        if self._series not in head.committed_by:
+        if self.series not in head.committed_by:
             return "committed by another run group only"
-        if head.value.fingerprint != self._fingerprint(key):
-            was, now = (
-                (f or "code:none").removeprefix("code:") for f in (head.value.fingerprint, self._fingerprint(key))
-            )
+        if head.value.fingerprint != asset.fingerprint:
+            was, now = ((f or "code:none").removeprefix("code:") for f in (head.value.fingerprint, asset.fingerprint))
             return f"code version was {was}, is {now}"
         return "its objects are gone"
 
-    def _fingerprint(self, key: dg.AssetKey) -> str | None:
-        code_version = self._repository.assets_defs_by_key[key].code_versions_by_key.get(key)
-        return None if code_version is None else f"code:{code_version}"
-
-    def _succeeded(self, key: dg.AssetKey, partitions: tuple[str | None, ...]) -> set[str | None]:
+    def _succeeded(self, asset: AssetBrief, partitions: tuple[Partition, ...]) -> set[Partition]:
         """Partitions of the runs of the series in which the asset's step ended with success."""
-        done: set[str | None] = set()
+        done: set[Partition] = set()
         for run in self._group:
-            step = compat.step_key_of(self._repository, run.job_name, key)
-            if step is not None and step in compat.successful_steps(self._instance, run.run_id):
-                done |= set(compat.partition_keys_of_run(self._repository, run, key, self._instance))
+            brief = self._briefs(run)
+            same = next((other for other in brief.assets if other.key == asset.key), None) if brief else None
+            if brief is not None and same is not None and same.step_key in self._successful_steps(run):
+                done |= set(brief.partitions_of(same))
         return done & set(partitions)
+
+    def _successful_steps(self, run: dg.DagsterRun) -> set[str]:
+        if run.run_id not in self._steps:
+            self._steps[run.run_id] = compat.successful_steps(self._instance, run.run_id)
+        return self._steps[run.run_id]
+
+    @cached_property
+    def _steps(self) -> dict[str, set[str]]:
+        return {}
+
+    def stored_brief(self) -> RunBrief | None:
+        """Return what the run's worker stored at its start, None where it did not get so far."""
+        return self._records.get(keys.brief_key(self._run.run_id), RunBrief)
+
+    def unevaluated_checks(self) -> tuple[CheckBrief, ...]:
+        """Return the asset checks whose step has not succeeded in the series."""
+        if not self.brief.checks:
+            return ()
+        done = set().union(*(self._successful_steps(run) for run in self._group))
+        return tuple(check for check in self.brief.checks if check.step_key not in done)
 
     def inputs(self) -> str:
         """Return a digest of what the run computes with: the declared code versions, and the newest data above it.
 
         An attempt that failed for good says nothing of new code or new data. It costs one query for each asset above.
         """
-        targets = compat.run_asset_keys(self._repository, self._run)
-        above = {parent for key in targets for parent in compat.upstream_keys(self._repository, key)} - set(targets)
-        code = [f"{key.to_user_string()}={self._fingerprint(key)}" for key in targets]
-        data = [f"{key.to_user_string()}={self._newest(key)}" for key in sorted(above)]
+        code = [f"{'/'.join(asset.key)}={asset.fingerprint}" for asset in self.brief.assets]
+        data = [f"{'/'.join(key)}={newest}" for key, newest in self.newest_above().items()]
         return hashlib.blake2b("\n".join([*code, *data]).encode(), digest_size=8).hexdigest()
 
-    def _newest(self, key: dg.AssetKey) -> int | None:
-        """Return the number of an asset's newest materialization: of the run's partition, where both have the same."""
-        partition = compat.shared_partition(self._repository, self._run, key, self._instance)
-        wanted = dg.AssetRecordsFilter(key, asset_partitions=None if partition is None else [partition])
-        found = self._instance.fetch_materializations(wanted, limit=1).records
-        return found[0].storage_id if found else None
+    def newest_above(self) -> dict[tuple[str, ...], int | None]:
+        """Return the number of the newest materialization of each asset that the run reads and does not compute."""
+        return {
+            above.key: compat.newest_materialization(self._instance, dg.AssetKey(list(above.key)), above.partition)
+            for above in self.brief.above
+        }
 
     def adopt_unrecorded(self) -> None:
         """Tell Dagster of values that were committed just before their run died, too late for its event."""

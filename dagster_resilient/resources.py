@@ -9,14 +9,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from dagster_resilient.aws import options_from_s3_resource
-from dagster_resilient.dagster_compat import instance_id, run_group
+from dagster_resilient.dagster_compat import cancelled_by_user, instance_id, run_group
 from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.state.fences import fence_run
 from dagster_resilient.state.heartbeat import ensure_sidecar
@@ -24,6 +24,7 @@ from dagster_resilient.state.owner import start_ticks
 from dagster_resilient.state.records import ValueRef
 from dagster_resilient.state.store import ObjectRecords, RecordStore, open_state
 from dagster_resilient.storage.object_store import ObjectStore, open_store
+from dagster_resilient.storage.retry import hasty
 from dagster_resilient.task import (
     DEFAULT_INTERVAL,
     DEFAULT_TTL,
@@ -45,6 +46,8 @@ RESUME_TAG = "resilient/resume"
 REUSED = "resilient/reused"
 _RESUMING_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", RESUME_TAG)
 _LONGEST_CHAIN = 1000
+# Seconds that a run waits for the store at its start to take what recovery can do without.
+_BRIEF_PATIENCE = 5.0
 
 AttemptKey = tuple[int, str, str]
 _attempts: dict[AttemptKey, Attempt] = {}
@@ -181,6 +184,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
                     ttl=self.ttl_seconds,
                     worker=_run_worker(),
                     records=self._own_records,
+                    cancelled=partial(_is_cancelled, instance, run.run_id),
                 )
             _users[key] += 1
             return _attempts[key]
@@ -194,7 +198,12 @@ class ResilientResource(dg.ConfigurableResource[Any]):
         return os.getpid(), self.store.url, run.run_id
 
     @contextmanager
-    def run_worker(self, run: dg.DagsterRun, instance: dg.DagsterInstance) -> Iterator[None]:
+    def run_worker(
+        self,
+        run: dg.DagsterRun,
+        instance: dg.DagsterInstance,
+        begun: Callable[[RecordStore], None] = lambda _: None,
+    ) -> Iterator[None]:
         """Around a run in its worker: fence the earlier runs of its group, then keep a heartbeat for the run."""
         root = run.root_run_id or run.run_id
         if run.parent_run_id is not None:
@@ -209,6 +218,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
             ttl=self.ttl_seconds,
         )
         try:
+            begun(hasty(self.records, _BRIEF_PATIENCE))
             yield
         finally:
             if sidecar is not None:
@@ -292,6 +302,12 @@ def _partition_keys(context: dg.AssetExecutionContext, key: dg.AssetKey) -> tupl
             'by its name; Dagster takes the key "" for none.'
         )
     return ()
+
+
+def _is_cancelled(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether a user asked to end the run. It is read anew: the answer is that of the moment."""
+    run = instance.get_run_by_id(run_id)
+    return run is not None and cancelled_by_user(instance, run)
 
 
 def _run_worker() -> tuple[int, int] | None:

@@ -9,30 +9,42 @@ import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from os import PathLike
 from typing import Any, Protocol, Self, TypeVar
 
 from dagster_resilient.checkpoint import TrainingSession
 from dagster_resilient.errors import ConfigurationError
-from dagster_resilient.state.fences import claim_attempt
+from dagster_resilient.state.attempt import DEFAULT_INTERVAL, DEFAULT_TTL, Attempt, begin_attempt, check_heartbeat
 from dagster_resilient.state.hangs import expecting
-from dagster_resilient.state.heartbeat import Sidecar, ensure_sidecar, store_now
 from dagster_resilient.state.index import heads
+from dagster_resilient.state.notice import Notice, listening
 from dagster_resilient.state.owner import this_process
-from dagster_resilient.state.records import Claim, Owner, ValueRef
-from dagster_resilient.state.store import ObjectRecords, RecordStore, open_state
+from dagster_resilient.state.records import ValueRef
+from dagster_resilient.state.store import open_state
 from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage import keys
 from dagster_resilient.storage.object_store import ObjectStore, open_store
-from dagster_resilient.storage.probe import require_create
 from dagster_resilient.storage.retry import DEFAULT_PATIENCE, OUTAGE_PATIENCE, hasty
 from dagster_resilient.values import StoredValue, load_value, present_values, store_value, task_name
 
-T = TypeVar("T")
+__all__ = [
+    "DEFAULT_INTERVAL",
+    "DEFAULT_TTL",
+    "AssetName",
+    "Attempt",
+    "CommitHooks",
+    "HasPath",
+    "Part",
+    "Task",
+    "asset_path",
+    "begin_attempt",
+    "check_heartbeat",
+    "load",
+    "open_task",
+    "this_process",
+]
 
-DEFAULT_INTERVAL = 10.0
-DEFAULT_TTL = 45.0
+T = TypeVar("T")
 
 
 class HasPath(Protocol):
@@ -54,114 +66,6 @@ def asset_path(asset: AssetName) -> tuple[str, ...]:
     if not isinstance(path, Sequence) or not path or not all(isinstance(part, str) for part in path):
         raise ConfigurationError(f"{asset!r} names no asset or task; give 'a/b', a sequence of texts, or an AssetKey.")
     return tuple(path)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One try of a run, in one process: its claim, its owner record and its heartbeat.
-
-    Attributes:
-        store: Where data is kept.
-        claim: The try's place in its lineage.
-        owner: This process.
-        sidecar: The heartbeat process, None for a store that no other process could see.
-        records: Where state is kept.
-        displaces_live: See `DurableTask`.
-    """
-
-    store: ObjectStore
-    claim: Claim
-    owner: Owner
-    sidecar: Sidecar | None
-    records: RecordStore
-    displaces_live: bool = True
-
-    def durable(
-        self,
-        asset: tuple[str, ...],
-        partition_key: str | None,
-        fingerprint: str | None = None,
-        *,
-        patience: float = OUTAGE_PATIENCE,
-    ) -> DurableTask:
-        """Return the durable state of one asset partition as this try sees it.
-
-        Args:
-            asset: Parts of the asset key.
-            partition_key: The partition, None for an unpartitioned asset.
-            fingerprint: What makes earlier state of the series reusable.
-            patience: Seconds that one call to the store may spend in retries.
-        """
-        return DurableTask(
-            store=hasty(self.store, patience),
-            asset=asset,
-            partition_key=partition_key,
-            claim=self.claim,
-            owner=self.owner,
-            now=partial(store_now, self.store, self.owner.process),
-            fingerprint=fingerprint,
-            progress=self._progress,
-            fenced=self.sidecar.fenced if self.sidecar else lambda: None,
-            displaces_live=self.displaces_live,
-            records=hasty(self.records, patience),
-            **self._told(),
-        )
-
-    def _told(self) -> dict[str, Any]:
-        """How the heartbeat process is told what to look at. It can read logs in the object store only."""
-        if self.sidecar is None:
-            return {}
-        sidecar = self.sidecar
-        told: dict[str, Any] = {"expect": sidecar.expect, "relax": sidecar.relax}
-        if isinstance(self.records, ObjectRecords):
-            told["watch"] = lambda prefix, generation, task: sidecar.watch(prefix, generation, task=task)
-            told["unwatch"] = sidecar.unwatch
-        return told
-
-    def _progress(self, fields: dict[str, Any]) -> None:
-        if self.sidecar is not None:
-            self.sidecar.progress(**fields)
-
-
-def begin_attempt(
-    store: ObjectStore,
-    *,
-    run_id: str,
-    root: str,
-    series: str,
-    instance_id: str,
-    interval: float = DEFAULT_INTERVAL,
-    ttl: float = DEFAULT_TTL,
-    worker: tuple[int, int] | None = None,
-    displaces_live: bool = True,
-    records: RecordStore | None = None,
-) -> Attempt:
-    """Begin one try: start the heartbeat without waiting for it, and claim the try's number before any work.
-
-    Args:
-        store: Where data, heartbeats and, by default, state are kept.
-        run_id: The run.
-        root: Root run of its group.
-        series: First run of the chain of resuming runs that it continues.
-        instance_id: Which host instance the run belongs to; a sensor ignores runs of instances that it does not know.
-        interval: Seconds between heartbeats.
-        ttl: Seconds without a heartbeat after which this process counts as lost.
-        worker: Process id and start time of the run worker, whose death makes this process an orphan.
-        displaces_live: See `DurableTask`.
-        records: Where state is kept, if not beside the data.
-
-    Raises:
-        ConfigurationError: The store ignores create-if-absent, on which everything rests, and is to keep the state.
-    """
-    if records is None:
-        require_create(store)
-    kept: RecordStore = records or ObjectRecords(store)
-    sidecar = ensure_sidecar(
-        store, run_id=run_id, root=root, role="step", instance_id=instance_id, interval=interval, ttl=ttl, worker=worker
-    )
-    claim = claim_attempt(kept, root=root, run_id=run_id, series=series)
-    owner = this_process(claim, heartbeat=sidecar.key if sidecar else None, interval=interval, ttl=ttl)
-    return Attempt(hasty(store, OUTAGE_PATIENCE), claim, owner, sidecar, kept, displaces_live)
 
 
 class CommitHooks:
@@ -264,18 +168,20 @@ class Task:
             ConfigurationError: The task is not partitioned, `hung_after` is no limit, or a partition was left without
                 `save`.
             FencedError: A newer try has taken over.
+            PreemptedError: The process was told to leave while a partition was in work. Every one that was saved is.
         """
         if not self.partition_keys:
             raise ConfigurationError(
                 f"{self.name} is not partitioned in this run; partitions() has nothing to loop over."
             )
-        with expecting(self.attempt.sidecar, self.name, hung_after):
-            yield from self._missing(self._committed())
+        with listening(self.attempt.notice()) as notice, expecting(self.attempt.sidecar, self.name, hung_after):
+            yield from self._missing(self._committed(), notice)
 
-    def _missing(self, committed: Mapping[str, ValueRef]) -> Iterator[Part]:
+    def _missing(self, committed: Mapping[str, ValueRef], notice: Notice) -> Iterator[Part]:
         for done, key in enumerate(self.partition_keys):
             durable = self.durable(key)
             durable.check_fenced()
+            self._leave_if_told(notice, done)
             durable.report(partition=key, partitions_done=done, partitions_total=len(self.partition_keys))
             if key in committed:
                 self.hooks.reused(key, committed[key])
@@ -286,6 +192,16 @@ class Task:
                 raise ConfigurationError(
                     f"{task_name(self.asset, key)}: the loop went on without save(); save a value, or None."
                 )
+        self._leave_if_told(notice, len(self.partition_keys))
+
+    def _leave_if_told(self, notice: Notice, done: int) -> None:
+        """End between two partitions where the process was told to leave: the next one would be lost work."""
+        if notice.told is not None:
+            self.attempt.mark_preempted(self.name, notice.told)
+            notice.leave(
+                f"{self.name} was told to leave by {notice.told}. {done} of {len(self.partition_keys)} partitions are "
+                "committed, and the next try goes on with the others."
+            )
 
     def _committed(self) -> dict[str, ValueRef]:
         """Return what earlier tries of this series committed, and is there: all at once, at the start of the loop.
@@ -427,12 +343,3 @@ def open_task(
         # A service may open many: what nothing refers to any more needs no heartbeat.
         weakref.finalize(attempt, attempt.sidecar.close)
     return Task(attempt, path, () if partition is None else (partition,), fingerprint)
-
-
-def check_heartbeat(interval: float, ttl: float) -> None:
-    """Refuse a TTL that a single missed beat would use up."""
-    if interval <= 0 or ttl < 2 * interval:
-        raise ConfigurationError(
-            f"heartbeat_seconds={interval} and ttl_seconds={ttl}: the interval must be positive, and the TTL at least "
-            "twice the interval."
-        )

@@ -118,6 +118,21 @@ class Saver:
         if not self._is_latest(step, encoded):
             self.persist(lambda: self._commit(step, encoded, self._task.store))
 
+    def save_to_leave(self, step: int, tree: Mapping[str, Any]) -> None:
+        """Commit a state unless the last checkpoint holds exactly that, with no more patience than the store has.
+
+        Raises:
+            StorageError: The store refuses or does not answer. The earlier checkpoints stand.
+        """
+        encoded = encode_checkpoint(tree)
+        if not self._is_latest(step, encoded):
+            self._commit(step, encoded, self._task.store)
+
+    @property
+    def latest_step(self) -> int | None:
+        """Step of the newest checkpoint, None where there is none."""
+        return None if self._latest is None else self._latest.step
+
     def persist(self, call: Callable[[], None]) -> None:
         """Repeat a call while the store is unavailable, for at most `max_unsaved_seconds`."""
         begun, failures = self._clock(), 0

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from dagster_resilient.checkpoint.data import DataPosition
 from dagster_resilient.checkpoint.policies import EverySteps, SavePolicy
@@ -16,7 +16,7 @@ from dagster_resilient.checkpoint.rng import capture_rng, restore_rng
 from dagster_resilient.checkpoint.save import Saver, encode_checkpoint
 from dagster_resilient.checkpoint.state import Stateful, capture_objects, restore_objects
 from dagster_resilient.checkpoint.task import TrainingTask
-from dagster_resilient.errors import ConfigurationError, ResilientError
+from dagster_resilient.errors import ConfigurationError, ResilientError, StorageError
 from dagster_resilient.state.hangs import check_hung_after
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,10 @@ class TrainingSession:
     Entering takes the task's lease and restores the newest valid checkpoint. Step n counts as done when the loop asks
     for step n+1; only then may it be saved. Leaving the block normally, also by `break`, counts the step in progress as
     done, saves the final state and completes the training. An exception saves nothing and gives the lease back.
+
+    SIGTERM is heard between two steps: what is done is saved, whatever the policy says, and `PreemptedError` ends the
+    block; so does leaving it before the goal of the loop. A handler that was installed before is called first. Only the
+    main thread can listen.
 
     Saved and restored: the states of the objects given, Python's, numpy's, torch's and CUDA's global random states, the
     position in the loader, the step, and `user`.
@@ -84,6 +88,7 @@ class TrainingSession:
         check_hung_after(hung_after)
         self._hung_after = hung_after
         self._task = task
+        self._notice = task.notice()
         self._policy = save
         self._data = None if loader is None else DataPosition(loader)
         self._saver = Saver(task, keep=keep, max_unsaved_seconds=max_unsaved_seconds, clock=clock, sleep=sleep)
@@ -108,6 +113,7 @@ class TrainingSession:
             self._resume()
             # What cannot be stored is refused now, before hours of compute depend on it.
             encode_checkpoint(self._tree())
+            self._notice.begin()
         except BaseException:
             self._leave()
             raise
@@ -116,15 +122,24 @@ class TrainingSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self._leave()
-            return
         try:
-            self._finish()
+            self._end(error)
         except BaseException:
             self._leave()
             raise
-        self._close()
+        finally:
+            self._notice.end(answered=True)
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is None:
+            self._finish()
+            self._close()
+            return
+        told = self._notice.told
+        if told is not None and isinstance(error, Exception) and not isinstance(error, ResilientError):
+            # What else breaks when a machine goes away, such as a loader whose workers were told too.
+            self._end_as_told(told, error)
+        self._leave()
 
     def _resume(self) -> None:
         found = newest_checkpoint(self._task)
@@ -152,10 +167,15 @@ class TrainingSession:
     def _finish(self) -> None:
         if self._in_progress:
             self._count_step()
+        if self._goal is None or self.step < self._goal:
+            # A loop that was left since the process must go, by a handler of the script's own, was not left for good.
+            self._leave_if_told()
         if self._goal is not None and self.step < self._goal:
             self._stopped_short_of = self._goal
         self._saver.save_last(self.step, self._tree())
         self._saver.persist(self._task.complete)
+        if self._notice.told is not None:
+            self._end_as_told(self._notice.told)
 
     def _leave(self) -> None:
         """Give the lease back. A failure to do so must not hide why we leave; the lease then ends by its time."""
@@ -179,6 +199,7 @@ class TrainingSession:
         Raises:
             FencedError: A newer attempt has taken over.
             StoreUnavailableError: Nothing could be saved for `max_unsaved_seconds`.
+            PreemptedError: The process was told to leave. What is done is saved.
         """
         self._check_goal(n)
         return (step for step, _ in self._loop(n, None))
@@ -201,6 +222,7 @@ class TrainingSession:
         try:
             self._begin_loop(n, data)
             while self.step < n and not self._is_finished(n):
+                self._leave_if_told()
                 batch = data.next() if data is not None else None
                 self._in_progress = True
                 yield self.step, batch
@@ -244,6 +266,7 @@ class TrainingSession:
 
         Raises:
             StorageError: Outside a step: the store refuses or does not answer.
+            PreemptedError: Outside a step: the process was told to leave. It is saved.
         """
         if self._state != "entered":
             raise ConfigurationError("The training session is not open; save inside its with block.")
@@ -251,12 +274,29 @@ class TrainingSession:
             self._save_requested = True
         else:
             self._saver.save(self.step, self._tree())
+            self._leave_if_told()
 
     def _save_if_due(self) -> None:
         due = self._save_requested or self._policy.due(self.step, self._saver.seconds_since_save)
         if self._saver.overdue or (due and not self._saver.put_off):
             self._save_requested = False
             self._saver.save_in_loop(self.step, self._tree())
+
+    def _leave_if_told(self) -> None:
+        """Between two steps: save and end, where the process was told to leave. More signals change nothing now."""
+        if self._notice.told is None:
+            return
+        try:
+            self._saver.save_to_leave(self.step, self._tree())
+        except StorageError as error:
+            self._end_as_told(self._notice.told, error)
+        self._end_as_told(self._notice.told)
+
+    def _end_as_told(self, told: str, cause: Exception | None = None) -> NoReturn:
+        saved = self._saver.latest_step
+        words = "nothing is saved" if saved is None else f"it is saved up to step {saved}"
+        self._task.preempted(told)
+        self._notice.leave(f"The training was told to leave by {told} after step {self.step}: {words}.", cause)
 
     def _tree(self) -> dict[str, Any]:
         session = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from dagster_resilient.state.notice import Notice
 from dagster_resilient.state.records import CheckpointRef
 from dagster_resilient.storage.manifest import StoredObject
 from dagster_resilient.storage.object_store import ObjectStore
@@ -53,3 +54,9 @@ class TrainingTask(Protocol):
 
     def relax_progress(self) -> None:
         """Expect no more reports. A second call does nothing."""
+
+    def notice(self) -> Notice:
+        """Return a listener for being told to leave."""
+
+    def preempted(self, signal: str) -> None:
+        """Record that this process leaves, since it was told to by a signal. Never raises."""

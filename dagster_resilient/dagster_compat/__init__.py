@@ -4,6 +4,7 @@ Dagster may change a private name in any release. So each function here says aft
 and why nothing public does. The rest of the library uses Dagster's public names alone.
 """
 
+from dagster_resilient.dagster_compat.briefs import brief_of, newest_materialization
 from dagster_resilient.dagster_compat.definitions import (
     assets_of_step,
     belongs_to,
@@ -18,20 +19,30 @@ from dagster_resilient.dagster_compat.definitions import (
     step_key_of,
     upstream_keys,
 )
-from dagster_resilient.dagster_compat.launch import kept_tags, launch_reexecution
+from dagster_resilient.dagster_compat.launch import (
+    kept_checks,
+    kept_tags,
+    launch_reexecution,
+    lineage_tags,
+    queue_once,
+    steps_left,
+)
 from dagster_resilient.dagster_compat.partitions import (
     is_partition_tag,
+    partition_bounds,
     partition_keys_of_run,
     partition_tags,
     shared_partition,
 )
 from dagster_resilient.dagster_compat.runs import (
     RecordedError,
+    add_run_tags,
     cancelled_by_user,
     children_of,
     failed_step_errors,
     failure_error_names,
     instance_id,
+    location_of,
     materialized_partitions,
     report_run_failed,
     run_group,
@@ -55,8 +66,10 @@ __all__ = [
     "RecordedError",
     "RetryMode",
     "StepDependencyConfig",
+    "add_run_tags",
     "assets_of_step",
     "belongs_to",
+    "brief_of",
     "cancelled_by_user",
     "children_of",
     "declared_outputs",
@@ -69,13 +82,19 @@ __all__ = [
     "job_of",
     "job_of_run",
     "job_resources",
+    "kept_checks",
     "kept_tags",
     "launch_reexecution",
+    "lineage_tags",
+    "location_of",
     "materialized_partitions",
+    "newest_materialization",
     "output_is_nothing",
     "output_may_be_absent",
+    "partition_bounds",
     "partition_keys_of_run",
     "partition_tags",
+    "queue_once",
     "remaining_plan",
     "report_run_failed",
     "run_asset_keys",
@@ -83,6 +102,7 @@ __all__ = [
     "shared_partition",
     "step_key_of",
     "step_tries_running",
+    "steps_left",
     "successful_steps",
     "upstream_keys",
 ]

@@ -86,10 +86,11 @@ def step_key_of(repository_def: dg.RepositoryDefinition, job_name: str, asset_ke
 
     Private: `JobDefinition.asset_layer`, which alone knows the op behind an asset (the last one of a graph asset).
     """
-    return _step_key(job_of(repository_def, job_name), asset_key)
+    return job_step_key(job_of(repository_def, job_name), asset_key)
 
 
-def _step_key(job: dg.JobDefinition, asset_key: dg.AssetKey) -> str | None:
+def job_step_key(job: dg.JobDefinition, asset_key: dg.AssetKey) -> str | None:
+    """Return the key of the step of a job whose output is the asset. Private: as `step_key_of`."""
     if asset_key not in _asset_keys(job):
         return None
     return str(job.asset_layer.get_op_output_handle(asset_key).node_handle)
@@ -106,10 +107,16 @@ def run_asset_keys(repository_def: dg.RepositoryDefinition, run: dg.DagsterRun) 
 
     Private: `AssetLayer.data`, `AssetGraph.toposorted_asset_keys`, `DagsterRun.step_keys_to_execute`.
     """
-    job = job_of_run(repository_def, run)
+    return jobs_asset_keys(repository_def, job_of_run(repository_def, run), run)
+
+
+def jobs_asset_keys(
+    repository_def: dg.RepositoryDefinition, job: dg.JobDefinition, run: dg.DagsterRun
+) -> list[dg.AssetKey]:
+    """Return the same, where the run's `job_of_run` is at hand."""
     keys = _asset_keys(job)
     if run.step_keys_to_execute is not None:
-        keys = {key for key in keys if _step_key(job, key) in run.step_keys_to_execute}
+        keys = {key for key in keys if job_step_key(job, key) in run.step_keys_to_execute}
     return [key for key in repository_def.asset_graph.toposorted_asset_keys if key in keys]
 
 

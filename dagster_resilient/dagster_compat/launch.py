@@ -1,10 +1,10 @@
 """Launch a true re-execution of a run from inside a sensor, exactly once."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import dagster as dg
-from dagster._core.errors import DagsterRunAlreadyExists
+from dagster._core.errors import DagsterRunAlreadyExists, DagsterRunNotFoundError
 from dagster._core.execution.api import create_execution_plan
 from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.execution.plan.state import KnownExecutionState
@@ -36,6 +36,7 @@ def launch_reexecution(
     run_id: str,
     asset_keys: Sequence[dg.AssetKey] | None,
     tags: Mapping[str, str],
+    check_keys: Sequence[dg.AssetCheckKey] | None = None,
 ) -> tuple[dg.DagsterRun, bool]:
     """Queue a re-execution of a run, exactly once for a run id.
 
@@ -47,10 +48,11 @@ def launch_reexecution(
         context: The sensor's context. Its code location must define the parent's job.
         parent: The run to re-execute. Its run config and selection are taken over.
         run_id: The id of the new run, a UUID that is the same at every call.
-        asset_keys: What to compute, or None for all that the parent had selected. Assets of a multi-asset that cannot
-            be subset are added.
+        asset_keys: What to compute, or None for the steps that the parent left undone. Assets of a multi-asset that
+            cannot be subset are added.
         tags: All tags of the new run, the parent's `kept_tags` and its partitions among them. The job's own tags, and
             those that make it a re-execution, are added.
+        check_keys: Exactly these asset checks; None: those of the assets, as far as the parent had selected them.
 
     Returns:
         The run, and whether this call queued it.
@@ -65,11 +67,18 @@ def launch_reexecution(
     _check_coordinator(instance)
     run = instance.get_run_by_id(run_id)
     if run is None:
-        run = _create(context, parent, run_id, asset_keys, tags)
+        run = _create(context, parent, run_id, _selected(context, parent, asset_keys, check_keys), tags)
+    new = queue_once(instance, run)
+    return (_stored_run(instance, run_id), True) if new else (run, False)
+
+
+def queue_once(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Queue a run that was created and not yet queued; return whether there was need. Private: `submit_run`."""
     if run.status != dg.DagsterRunStatus.NOT_STARTED:
-        return run, False
+        return False
     # The queue's coordinator reads only the run. A sensor has no workspace, and the daemon launches with its own.
-    return instance.submit_run(run_id, workspace=None), True  # type: ignore[arg-type]
+    instance.submit_run(run.run_id, workspace=None)  # type: ignore[arg-type]
+    return True
 
 
 def _check_coordinator(instance: dg.DagsterInstance) -> None:
@@ -85,14 +94,13 @@ def _create(
     context: dg.SensorEvaluationContext,
     parent: dg.DagsterRun,
     run_id: str,
-    asset_keys: Sequence[dg.AssetKey] | None,
+    target: dg.DagsterRun,
     tags: Mapping[str, str],
 ) -> dg.DagsterRun:
     """Create the run, not started. Private: `create_run` and all that the launch page of the UI hands to it."""
     instance, repository_def = context.instance, _repository_of(context)
-    target = _selected(repository_def, parent, asset_keys)
     job = job_of_run(repository_def, target)
-    step_keys, known_state = _steps(instance, parent) if asset_keys is None else (None, None)
+    step_keys, known_state = (None, None) if target is not parent else steps_left(instance, parent)
     plan = create_execution_plan(
         job,
         run_config=parent.run_config,
@@ -107,7 +115,7 @@ def _create(
             run_id=run_id,
             run_config=parent.run_config,
             status=dg.DagsterRunStatus.NOT_STARTED,
-            tags=_tags(job, parent, tags),
+            tags={**job.run_tags, **tags, **lineage_tags(parent)},
             root_run_id=parent.root_run_id or parent.run_id,
             parent_run_id=parent.run_id,
             step_keys_to_execute=step_keys,
@@ -123,7 +131,7 @@ def _create(
             asset_graph=repository_def.asset_graph,
         )
     except DagsterRunAlreadyExists:  # another daemon's tick was faster
-        return _stored(instance, run_id)
+        return _stored_run(instance, run_id)
 
 
 def _repository_of(context: dg.SensorEvaluationContext) -> dg.RepositoryDefinition:
@@ -134,7 +142,7 @@ def _repository_of(context: dg.SensorEvaluationContext) -> dg.RepositoryDefiniti
     return context.repository_def
 
 
-def _stored(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
+def _stored_run(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
     run = instance.get_run_by_id(run_id)
     if run is None:
         raise ConfigurationError(f"Run {run_id} was deleted while it was being created; the next tick tries again.")
@@ -142,49 +150,63 @@ def _stored(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
 
 
 def _selected(
-    repository_def: dg.RepositoryDefinition, parent: dg.DagsterRun, asset_keys: Sequence[dg.AssetKey] | None
+    context: dg.SensorEvaluationContext,
+    parent: dg.DagsterRun,
+    asset_keys: Sequence[dg.AssetKey] | None,
+    check_keys: Sequence[dg.AssetCheckKey] | None,
 ) -> dg.DagsterRun:
-    """Return the parent with the selection of its re-execution.
+    """Return the parent with the selection of its re-execution; itself where all that it left is wanted.
 
     Private: the selections of `DagsterRun`. Ops and assets exclude each other; no check selection means all checks of
     the selected assets.
     """
     if asset_keys is None:
         return parent
-    if not asset_keys:  # Dagster would take an empty selection for the whole job
+    if not asset_keys and not check_keys:  # Dagster would take an empty selection for the whole job
         raise ConfigurationError(f"Run {parent.run_id}: no asset is left to re-execute; do not launch it.")
-    keys = frozenset(key for wanted in asset_keys for key in assets_of_step(repository_def, wanted))
-    checks = parent.asset_check_selection
+    repository = _repository_of(context)
+    keys = frozenset(key for wanted in asset_keys for key in assets_of_step(repository, wanted))
     return parent._replace(
         asset_selection=keys,
-        asset_check_selection=None if checks is None else frozenset(c for c in checks if c.asset_key in keys),
+        asset_check_selection=kept_checks(parent, keys) if check_keys is None else frozenset(check_keys),
         op_selection=None,
         resolved_op_selection=None,
+        step_keys_to_execute=None,
     )
 
 
-def _steps(
+def kept_checks(parent: dg.DagsterRun, asset_keys: Collection[dg.AssetKey]) -> frozenset[dg.AssetCheckKey] | None:
+    """Return the parent's selection of checks as far as it is of these assets; None: all of them. Private: as above."""
+    checks = parent.asset_check_selection
+    return None if checks is None else frozenset(c for c in checks if c.asset_key in asset_keys)
+
+
+def steps_left(
     instance: dg.DagsterInstance, parent: dg.DagsterRun
 ) -> tuple[Sequence[str] | None, KnownExecutionState | None]:
-    """Return the parent's selection of steps, where it had one, and where the inputs of those steps come from.
+    """Return the steps that a run left undone, and where the inputs of those steps come from. None: all steps.
 
-    Private: `DagsterRun.step_keys_to_execute`, which is also set where all steps run; the stored plan tells them apart.
+    Dynamic outputs are known to it: mapped steps that succeeded are left out one by one.
+
+    Private: `KnownExecutionState`, Dagster's own rule of a re-execution "from failure". A run that died before it had a
+    plan, or before any event of a step, has nothing to derive it from.
     """
-    if parent.step_keys_to_execute is None or parent.execution_plan_snapshot_id is None:
-        return None, None
+    over = parent.status in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+    if parent.execution_plan_snapshot_id is None or not over:
+        return parent.step_keys_to_execute, None
+    try:
+        steps, state = KnownExecutionState.build_resume_retry_reexecution(instance, parent)
+    except DagsterRunNotFoundError:  # an ancestor was deleted, and with it what its steps put out
+        return parent.step_keys_to_execute, None
     snapshot = instance.get_execution_plan_snapshot(parent.execution_plan_snapshot_id)
-    if {step.key for step in snapshot.steps} == set(parent.step_keys_to_execute):
-        return None, None
-    return parent.step_keys_to_execute, snapshot.initial_known_state
+    whole = {step.key for step in snapshot.steps} == set(steps)
+    return (None, None) if whole and snapshot.initial_known_state is None else (steps, state)
 
 
-def _tags(job: dg.JobDefinition, parent: dg.DagsterRun, tags: Mapping[str, str]) -> dict[str, str]:
-    """Add what is not the caller's to choose. Private: `JobDefinition.run_tags`, the tags that make a run's group."""
-    lineage = {
-        dagster_tags.PARENT_RUN_ID_TAG: parent.run_id,
-        dagster_tags.ROOT_RUN_ID_TAG: parent.root_run_id or parent.run_id,
-    }
-    return {**job.run_tags, **tags, **lineage}
+def lineage_tags(parent: dg.DagsterRun) -> dict[str, str]:
+    """Return the tags that make a run a re-execution of another. Private: their names."""
+    root = parent.root_run_id or parent.run_id
+    return {dagster_tags.PARENT_RUN_ID_TAG: parent.run_id, dagster_tags.ROOT_RUN_ID_TAG: root}
 
 
 def kept_tags(parent: dg.DagsterRun, instance: dg.DagsterInstance) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Which partitions a run targets, and the tags that make a run target some."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import dagster as dg
@@ -8,8 +8,11 @@ from dagster._core.storage import tags as dagster_tags
 
 from dagster_resilient.dagster_compat.definitions import node_of
 from dagster_resilient.errors import ConfigurationError
+from dagster_resilient.recovery.brief import Partition, PartitionList
 
 _START, _END = dagster_tags.ASSET_PARTITION_RANGE_START_TAG, dagster_tags.ASSET_PARTITION_RANGE_END_TAG
+# Between the parts of a multi-partition key, which stand in the order of their dimensions' names.
+_DELIMITER = "|"
 
 
 def partition_keys_of_run(
@@ -24,10 +27,10 @@ def partition_keys_of_run(
     Private: the tags' names, and `PartitionsDefinition.get_partition_keys_in_range`, which the step itself uses.
     """
     partitions_def = node_of(repository_def, asset_key).partitions_def
-    start = run.tags.get(_START, run.tags.get(dagster_tags.PARTITION_NAME_TAG))
-    if partitions_def is None or start is None:
+    bounds = partition_bounds(run)
+    if partitions_def is None or bounds is None:
         return [None]
-    end = run.tags.get(_END, start)
+    start, end = bounds
     with dg.partition_loading_context(dynamic_partitions_store=instance):
         gone = [key for key in dict.fromkeys((start, end)) if not partitions_def.has_partition_key(key)]
         left = _left_of_window(partitions_def, start, end) if gone else []
@@ -68,55 +71,60 @@ def _left_of_window(definition: dg.PartitionsDefinition[Any], start: str, end: s
     return [key for key in keys if first <= definition.start_time_for_partition_key(key) <= last]
 
 
-def partition_tags(
-    repository_def: dg.RepositoryDefinition,
-    wanted: Mapping[dg.AssetKey, Iterable[str | None]],
-    instance: dg.DagsterInstance,
-) -> dict[str, str]:
-    """Return the tags of a run over these partitions of these assets; none where all are unpartitioned.
+def partition_tags(wanted: Iterable[Partition], lists: Iterable[PartitionList]) -> dict[str, str]:
+    """Return the tags of a run over some partitions; none where all are unpartitioned.
 
     One key is named as such. Several become the smallest range that holds them all: a run targets one contiguous range,
     of multi-partition keys a box, and the same one for each of its assets.
 
-    Raises:
-        ConfigurationError: No asset's partitions hold all of the keys.
+    Args:
+        wanted: Partition keys; None stands for an unpartitioned asset.
+        lists: The partitions that the run to be re-executed targets, of each of its partitions definitions.
 
-    Private: the tags' names, and `PartitionsDefinition.get_tags_for_partition_key` (it adds a tag per dimension).
+    Raises:
+        ConfigurationError: No list holds all of the keys.
+
+    Private: the tags' names.
     """
-    keys = {key for asset_keys in wanted.values() for key in asset_keys if key is not None}
+    keys = {key for key in wanted if key is not None}
     if not keys:
         return {}
-    definitions = [node_of(repository_def, asset_key).partitions_def for asset_key in wanted]
-    with dg.partition_loading_context(dynamic_partitions_store=instance):
-        for definition in definitions:
-            hull = None if definition is None else _hull(definition, keys)
-            if definition is not None and hull is not None:
-                return _tags_of(definition, *hull)
-    names = ", ".join(asset_key.to_user_string() for asset_key in wanted)
+    for partitions in lists:
+        if keys <= set(partitions.all):
+            return _tags_of(*_hull(partitions, keys), partitions.dimensions)
     raise ConfigurationError(
-        f"No run can hold the partitions {sorted(keys)} of {names}: none of these assets has them all. Launch one run "
+        f"No run can hold the partitions {sorted(keys)[:10]}: none of the run's assets has them all. Launch one run "
         "per partitions definition."
     )
 
 
-def _tags_of(definition: dg.PartitionsDefinition[Any], start: str, end: str) -> dict[str, str]:
-    return dict(definition.get_tags_for_partition_key(start)) if start == end else {_START: start, _END: end}
+def _tags_of(start: str, end: str, dimensions: tuple[str, ...]) -> dict[str, str]:
+    if start != end:
+        return {_START: start, _END: end}
+    sides = zip(dimensions, start.split(_DELIMITER), strict=True) if dimensions else ()
+    by_side = {f"{dagster_tags.MULTIDIMENSIONAL_PARTITION_PREFIX}{name}": part for name, part in sides}
+    return {dagster_tags.PARTITION_NAME_TAG: start, **by_side}
 
 
-def _hull(definition: dg.PartitionsDefinition[Any], wanted: set[str]) -> tuple[str, str] | None:
-    """Return the first and last of some keys, or None where the definition lacks one.
+def _hull(partitions: PartitionList, wanted: set[str]) -> tuple[str, str]:
+    """Return the first and last of some keys.
 
     Dagster reads a range of multi-partition keys dimension by dimension, so that is how its ends are found.
     """
-    if not isinstance(definition, dg.MultiPartitionsDefinition):
-        found = [str(key) for key in definition.get_partition_keys() if key in wanted]
-        return (found[0], found[-1]) if len(found) == len(wanted) else None
-    if any(not definition.has_partition_key(key) for key in wanted):
-        return None
-    keys = [definition.get_partition_key_from_str(key).keys_by_dimension for key in wanted]
-    sides = {d.name: _hull(d.partitions_def, {key[d.name] for key in keys}) for d in definition.partitions_defs}
-    start, end = ({name: side[at] for name, side in sides.items() if side is not None} for at in (0, 1))
-    return str(dg.MultiPartitionKey(start)), str(dg.MultiPartitionKey(end))
+    found = [key for key in partitions.all if key in wanted]
+    if not partitions.dimensions:
+        return found[0], found[-1]
+    orders = [list(dict.fromkeys(side)) for side in zip(*(k.split(_DELIMITER) for k in partitions.all), strict=True)]
+    places = [[o.index(part) for o, part in zip(orders, key.split(_DELIMITER), strict=True)] for key in found]
+    low, high = ([choose(side) for side in zip(*places, strict=True)] for choose in (min, max))
+    start, end = (_DELIMITER.join(o[i] for o, i in zip(orders, place, strict=True)) for place in (low, high))
+    return start, end
+
+
+def partition_bounds(run: dg.DagsterRun) -> tuple[str, str] | None:
+    """Return the first and last partition key that a run names, None where it names none. Private: the tags' names."""
+    start = run.tags.get(_START, run.tags.get(dagster_tags.PARTITION_NAME_TAG))
+    return None if start is None else (start, run.tags.get(_END, start))
 
 
 def is_partition_tag(key: str) -> bool:

@@ -2,13 +2,15 @@
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 from dagster._core.storage import tags as dagster_tags
 from dagster._core.storage.runs import SqlRunStorage
+
+from dagster_resilient.errors import ConfigurationError
 
 _CRASH = re.compile(r"was terminated by signal (?P<signal>\d+)|unexpectedly exited with code (?P<code>-?\d+)")
 _STEP_STARTS = {dg.DagsterEventType.STEP_START, dg.DagsterEventType.STEP_RESTARTED}
@@ -23,12 +25,28 @@ _STEP_ENDS = {
 def run_group(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
     """Return a run's root and all re-executions of it, oldest first. A deleted root is left out.
 
-    Private: the name of the root tag. (`get_run_group` raises where the root was deleted, and has no order.)
+    Private: the name of the root tag. (`get_run_group` raises where the root was deleted, and has no order. The public
+    `get_run_records` asks PostgreSQL for the columns of its table at each call.)
     """
     root = run.root_run_id or run.run_id
-    found = instance.get_run_records(dg.RunsFilter(run_ids=[root]))
-    again = instance.get_run_records(dg.RunsFilter(tags={dagster_tags.ROOT_RUN_ID_TAG: root}), ascending=True)
-    return [record.dagster_run for record in (*found, *again)]
+    found = instance.get_runs(dg.RunsFilter(run_ids=[root]))
+    again = instance.get_runs(dg.RunsFilter(tags={dagster_tags.ROOT_RUN_ID_TAG: root}), ascending=True)
+    return [*found, *again]
+
+
+def location_of(run: dg.DagsterRun) -> tuple[str, str]:
+    """Return the names of the code location and the repository of a run's job. Private: `remote_job_origin`.
+
+    Raises:
+        ConfigurationError: The run was started without a code location.
+    """
+    if run.remote_job_origin is None:
+        raise ConfigurationError(
+            f"Run {run.run_id} was started without a code location, so nothing tells where its job is; put the "
+            "recovery sensor into the code location that defines the job, or launch the run anew from the UI."
+        )
+    origin = run.remote_job_origin.repository_origin
+    return origin.code_location_origin.location_name, origin.repository_name
 
 
 def children_of(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> Sequence[dg.DagsterRun]:
@@ -153,6 +171,11 @@ def instance_id(instance: dg.DagsterInstance) -> str:
     """
     storage = instance.run_storage
     return storage.get_run_storage_id() if isinstance(storage, SqlRunStorage) else "dagster"
+
+
+def add_run_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:
+    """Add tags to a run. Private: `DagsterInstance.add_run_tags`; no public call changes the tags of a run."""
+    instance.add_run_tags(run_id, dict(tags))
 
 
 def report_run_failed(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str) -> None:

@@ -2,17 +2,19 @@
 
 from dagster_resilient.recovery.detect import Look, Observation, Sighting, hung, observe
 from dagster_resilient.recovery.plan import NOT_COMMITTED, AssetFacts, Plan, plan
-from dagster_resilient.recovery.policy import Decision, RecoveryPolicy, classify
+from dagster_resilient.recovery.policy import Decision, FailureClass, RecoveryPolicy, attempts_of_other_kind, classify
 
 __all__ = [
     "NOT_COMMITTED",
     "AssetFacts",
     "Decision",
+    "FailureClass",
     "Look",
     "Observation",
     "Plan",
     "RecoveryPolicy",
     "Sighting",
+    "attempts_of_other_kind",
     "classify",
     "hung",
     "observe",

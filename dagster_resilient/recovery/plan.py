@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-Key = tuple[str, ...]
-Partition = str | None
+from dagster_resilient.recovery.brief import Key, Partition
 
 NOT_COMMITTED = "not committed"
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from dagster_resilient.errors import ConfigurationError
 
-FailureClass = Literal["lost", "hung", "crashed", "infrastructure", "user_error", "refused"]
+FailureClass = Literal["preempted", "lost", "hung", "crashed", "infrastructure", "user_error", "refused"]
 
 _INFRASTRUCTURE = frozenset(
     {
@@ -26,26 +26,48 @@ _INFRASTRUCTURE = frozenset(
 )
 # Our own refusals: the same value, setting or version is refused again, after the same compute.
 _REFUSALS = frozenset({"UnsupportedValueError", "ConfigurationError", "SchemaVersionError"})
-_VERDICTS: Mapping[str | None, FailureClass] = {"lost": "lost", "hung": "hung"}
-_CRASHES = frozenset({"ChildProcessCrashException", "DagsterExecutionInterruptedError", "RunWorkerCrash"})
+_CRASHES = frozenset({"ChildProcessCrashException"})
+# What a step or a run worker raises when it was told to leave. A user's cancel looks the same: ask for that first.
+_LEAVINGS = frozenset({"PreemptedError", "DagsterExecutionInterruptedError"})
 
 
-def classify(fence_class: str | None, errors: Sequence[str]) -> FailureClass:
-    """Return the class of a failed run.
+def classify(
+    fence_class: str | None, errors: Sequence[str], *, crashed: bool = False, told_to_leave: bool = False
+) -> FailureClass:
+    """Return the class of a failed run that no user cancelled.
 
     Args:
         fence_class: The class that a verdict wrote into the run's fence, None where the run was not fenced.
         errors: Class names of the errors of its failed steps and of the run, with their causes. None: the process
             vanished without raising anything.
+        crashed: Whether a process of the run ended by itself or was killed. Its orphans are told to leave for that.
+        told_to_leave: Whether the run itself has recorded that it was; it may have died before it logged the error.
     """
-    if fence_class in _VERDICTS:
-        return _VERDICTS[fence_class]
+    if fence_class == "hung":
+        return "hung"
+    if fence_class == "lost":
+        return "preempted" if told_to_leave else "lost"
     names = set(errors)
     if names & _REFUSALS:
         return "refused"
+    crashed = crashed or bool(names & _CRASHES)
+    if (names & _LEAVINGS and not crashed) or (told_to_leave and (crashed or not names)):
+        return "preempted"
     if names & _INFRASTRUCTURE:
         return "infrastructure"
-    return "crashed" if not names or names & _CRASHES else "user_error"
+    return "crashed" if crashed or not names else "user_error"
+
+
+def attempts_of_other_kind(failure: FailureClass, earlier: Sequence[str]) -> int:
+    """Return how many earlier attempts cost a failure of this class nothing.
+
+    A machine that goes away says nothing of the code: preemptions have a budget of their own, and use up no other.
+
+    Args:
+        failure: The class of the failure.
+        earlier: The class of the failure that each of the attempts followed.
+    """
+    return sum((other == "preempted") != (failure == "preempted") for other in earlier)
 
 
 @dataclass(frozen=True)
@@ -55,7 +77,7 @@ class Decision:
     Attributes:
         action: ``launch`` now, ``wait`` for the backoff, or ``give_up``.
         reason: In words for people.
-        attempt: Number of the attempt that is launched or waited for, 1 for the first re-execution.
+        attempt: Number of the attempt that is launched or waited for, 1 for the first re-execution, whatever they cost.
         delay: Seconds after the failure before which nothing is launched.
     """
 
@@ -69,14 +91,14 @@ class Decision:
 class RecoveryPolicy:
     """How many attempts each class of failure gets, and how they are spaced.
 
-    The delay before attempt n is uniform in [0, min(longest_wait, first_wait x 2^(n-1))] (full jitter). A lost or
-    crashed machine says nothing against the code, so its first attempt comes at once; and a run that has committed
+    The delay before attempt n is uniform in [0, min(longest_wait, first_wait x 2^(n-1))] (full jitter). A lost, crashed
+    or preempted machine says nothing against the code, so its first attempt comes at once; and a run that has committed
     something before it failed starts the count of the delays anew (not that of the attempts).
 
     Attributes:
         max_attempts: Re-executions per run group, by the class of its latest failure. A class that is not named, as
-            ``refused`` is not by default, gets none. New code of the run's assets, or new data of those above them,
-            starts the count anew.
+            ``refused`` is not by default, gets none. Attempts after a preemption count for ``preempted`` alone. New
+            code of the run's assets, or new data of those above them, starts the count anew.
         first_wait: Seconds; the bound of the first delay.
         longest_wait: Seconds; the bound of every delay.
         lookback: Seconds; older failures are left alone.
@@ -84,7 +106,14 @@ class RecoveryPolicy:
     """
 
     max_attempts: Mapping[FailureClass, int] = field(
-        default_factory=lambda: {"lost": 10, "hung": 3, "crashed": 10, "infrastructure": 10, "user_error": 2}
+        default_factory=lambda: {
+            "preempted": 100,
+            "lost": 10,
+            "hung": 3,
+            "crashed": 10,
+            "infrastructure": 10,
+            "user_error": 2,
+        }
     )
     first_wait: float = 10.0
     longest_wait: float = 600.0
@@ -107,6 +136,7 @@ class RecoveryPolicy:
         seed: str,
         *,
         earlier: int = 0,
+        free: int = 0,
         progressed: bool = False,
     ) -> Decision:
         """Decide about a failed run.
@@ -118,22 +148,24 @@ class RecoveryPolicy:
             seed: Something fixed for this failure, so that every tick computes the same delay.
             earlier: Those of other code or on other data. They count for the delay alone: data that changes all the
                 time must not make attempts without a pause.
+            free: How many of `attempts` cost this failure nothing; see `attempts_of_other_kind`.
             progressed: Whether the failed run had committed anything.
         """
         limit = self.max_attempts.get(failure, 0)
-        if attempts >= limit:
+        spent = attempts - free
+        if spent >= limit:
             return Decision(
-                "give_up", f"{attempts} of {limit} attempts for failures of class {failure} are used up", attempts
+                "give_up", f"{spent} of {limit} attempts for failures of class {failure} are used up", attempts
             )
-        delay = self.delay(failure, 1 if progressed else earlier + attempts + 1, seed)
-        words = f"attempt {attempts + 1} of {limit} after a failure of class {failure}"
+        delay = self.delay(failure, 1 if progressed else earlier + spent + 1, seed)
+        words = f"attempt {spent + 1} of {limit} after a failure of class {failure}"
         if elapsed < delay:
             return Decision("wait", f"{words}, {delay - elapsed:.0f} s from now", attempts + 1, delay)
         return Decision("launch", words, attempts + 1, delay)
 
     def delay(self, failure: FailureClass, attempt: int, seed: str) -> float:
         """Return the seconds between a failure and attempt n."""
-        if attempt == 1 and failure in {"lost", "crashed"}:
+        if attempt == 1 and failure in {"lost", "crashed", "preempted"}:
             return 0.0
         bound = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt - 1, 60))
         return random.Random(f"{seed}:{attempt}").uniform(0.0, bound)  # noqa: S311 - jitter, not a secret

@@ -9,15 +9,16 @@ two is either seen, or written before the head was read by the successor, which 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
 from dagster_resilient.errors import FencedError, OwnershipError, StoreUnavailableError, TaskHeldError
+from dagster_resilient.state.entries import acquisition, next_entry
 from dagster_resilient.state.fences import read_fence
 from dagster_resilient.state.log import NumberedLog
+from dagster_resilient.state.notice import Notice
 from dagster_resilient.state.owner import OwnerWatch, Verdict, local_verdict
 from dagster_resilient.state.records import CheckpointRef, Claim, Entry, Kind, Owner, ValueRef
 from dagster_resilient.state.store import ObjectRecords, RecordStore, state_tag
@@ -26,7 +27,6 @@ from dagster_resilient.storage.manifest import ManifestRef, StoredObject
 from dagster_resilient.storage.object_store import ObjectStore
 from dagster_resilient.storage.retry import hasty
 
-_ATTEMPTS_KEPT = 256
 _SERIES_KEPT = 20
 _TRIM_EVERY = 64
 _CONFLICTS = 200
@@ -60,6 +60,8 @@ class DurableTask:
             decides that a try is superseded (Dagster's retries and re-executions), False for scripts, where a second
             start may be a mistake.
         records: Where the task's log is kept; by default beside the data.
+        notice: Returns a listener for being told to leave.
+        mark_preempted: Records that the run leaves: which task, by which signal. Must not raise.
     """
 
     store: ObjectStore
@@ -77,6 +79,8 @@ class DurableTask:
     relax: Callable[[str], None] = lambda _task: None
     displaces_live: bool = True
     records: RecordStore = field(default=cast("RecordStore", None))
+    notice: Callable[[], Notice] = Notice
+    mark_preempted: Callable[[str, str], None] = lambda _task, _signal: None
     sleep: Callable[[float], None] = time.sleep
     boottime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     _held: Entry | None = field(default=None, init=False)
@@ -140,6 +144,10 @@ class DurableTask:
         """Expect no more reports."""
         self.relax(str(self))
 
+    def preempted(self, signal: str) -> None:
+        """Record that this process leaves, since it was told to by a signal. Never raises."""
+        self.mark_preempted(str(self), signal)
+
     # ---- leased writers
 
     def acquire(self, wait: float | None = None) -> Entry:
@@ -158,7 +166,8 @@ class DurableTask:
         """
         deadline = None if wait is None else time.monotonic() + wait
         for _ in range(_CONFLICTS):
-            entry = self._acquired(self._free_head(deadline))
+            head = self._free_head(deadline)
+            entry = self._next(head, "acquire", acquisition(head, self.claim, self.owner, self.fingerprint))
             sent_at = self.boottime()
             # The LIST after the create: without it two owners of one generation occur, where a zombie's create meets a
             # number that was trimmed.
@@ -307,19 +316,6 @@ class DurableTask:
         fenced = read_fence(self.records, holder.run_id) is not None
         return fenced or local_verdict(holder) is Verdict.DEAD or (same_lineage and self.displaces_live)
 
-    def _acquired(self, head: Entry | None) -> Entry:
-        n = (head.n if head else 0) + 1
-        generation = (head.generation if head else 0) + 1
-        resumes = head is not None and head.series == self.claim.series and head.fingerprint == self.fingerprint
-        starts = (*(head.generation_starts if head else ()), n)
-        change: dict[str, Any] = {"generation": generation, "generation_starts": starts, "owner": self.owner}
-        change |= {"series": self.claim.series, "fingerprint": self.fingerprint}
-        if not resumes:
-            change |= {"checkpoints": (), "training_done": False, "failures": 0}
-        elif head is not None and head.owner is not None:
-            change |= {"failures": head.failures + 1}
-        return self._next(head, "acquire", change)
-
     def _commit(self, kind: Kind, change: Callable[[Entry], dict[str, Any]], holds: Callable[[Entry], bool]) -> Entry:
         parent = self._lease()
         for _ in range(_CONFLICTS):
@@ -364,21 +360,7 @@ class DurableTask:
         return self.boottime() - self._read_at < _FRESH_SECONDS or self.log.stands(entry)
 
     def _next(self, head: Entry | None, kind: Kind, change: dict[str, Any]) -> Entry:
-        fields: dict[str, Any] = {name: getattr(head, name) for name in Entry.model_fields} if head else {}
-        attempts = dict(fields.get("attempts", {}))
-        newest = max(attempts.pop(self.claim.root, 0), self.claim.attempt)
-        attempts[self.claim.root] = newest
-        fields |= {
-            "n": (head.n if head else 0) + 1,
-            "op": uuid.uuid4().hex,
-            "parent_op": head.op if head else None,
-            "kind": kind,
-            "run_id": self.claim.run_id,
-            "asset": self.asset,
-            "partition_key": self.partition_key,
-            "attempts": dict(list(attempts.items())[-_ATTEMPTS_KEPT:]),
-        }
-        return Entry(**(fields | change))
+        return next_entry(head, kind, change, claim=self.claim, asset=self.asset, partition_key=self.partition_key)
 
     def _hold(self, entry: Entry, sent_at: float) -> None:
         """Keep what the next commit is built upon.

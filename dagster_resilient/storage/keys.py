@@ -164,6 +164,16 @@ def is_fence_key(key: str) -> bool:
     return key.startswith("fences/")
 
 
+def brief_key(run_id: str) -> str:
+    """Return the key of what a run is to compute."""
+    return f"briefs/{encode_segment(run_id)}.json"
+
+
+def verdict_key(root: str, run_id: str, kind: str) -> str:
+    """Return the key of a decision about a run of a lineage."""
+    return f"decisions/{encode_segment(root)}/{encode_segment(run_id)}.{kind}.json"
+
+
 def claim_prefix(root: str) -> str:
     """Return the prefix of the numbered tries of a lineage."""
     return f"lineage/{encode_segment(root)}/"

@@ -15,7 +15,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_resilient import RecoveryPolicy, ResilientIOManager, ResilientResource, resilient_executor
 from dagster_resilient import dagster_compat as compat
-from dagster_resilient.sensors import RecoveryTick
+from dagster_resilient.tick import RecoveryTick
 from dagster_resilient.state.fences import claim_attempt
 from dagster_resilient.state.owner import this_process
 from dagster_resilient.state.records import Verdict

@@ -112,9 +112,6 @@ def test_h02_told_to_leave_costs_one_interval(local_url: str, mode: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="SIGTERM does not save yet: preemption is an issue of its own"
-)
 def test_h02_told_to_leave_saves_within_the_grace(local_url: str) -> None:
     """H02: between two steps SIGTERM is heard, and what is done is saved, however rare saves are."""
     last = told_to_leave(local_url, 100_000, "polled")[-1][1]

@@ -19,7 +19,7 @@ import pytest
 from recovery_place import Place
 from recovery_world import FAILURE, JOB, QUEUE, At, Ticking, World, an_asset, eventually, selected
 
-from dagster_resilient import RecoveryPolicy, ResilientResource, sensors
+from dagster_resilient import RecoveryPolicy, ResilientResource, recover
 from dagster_resilient.errors import FencedError
 from dagster_resilient.recovery import Observation, Sighting, observe
 from dagster_resilient.state.fences import read_fence
@@ -170,7 +170,7 @@ def test_i23_a_tick_that_dies_is_made_up_for(world: World, monkeypatch: pytest.M
         return wrapped
 
     owner, name = {
-        "fence": (sensors, "fence_run"),
+        "fence": (recover, "fence_run"),
         "records": (type(world.resource.records), "create"),
     }.get(at, (world.instance, at))
     with monkeypatch.context() as dying:
@@ -187,8 +187,8 @@ def test_i23_a_tick_that_dies_is_made_up_for(world: World, monkeypatch: pytest.M
 
 def test_i09_more_than_a_tick_can_do(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """I09: each tick ends in time, and over the ticks all are requested, none twice and none lost."""
-    monkeypatch.setattr("dagster_resilient.sensors._RUNS_PER_QUERY", 5)
-    monkeypatch.setattr("dagster_resilient.sensors._LAUNCHES_PER_TICK", 8)
+    monkeypatch.setattr("dagster_resilient.tick._RUNS_PER_QUERY", 5)
+    monkeypatch.setattr("dagster_resilient.tick._LAUNCHES_PER_TICK", 8)
     world.deploy(an_asset("a", partitions=LETTERS))
     runs = [world.a_run(tags={"dagster/partition": "abcdef"[n % 6]}) for n in range(18)]
     ticks = 0
@@ -202,7 +202,7 @@ def test_i09_more_than_a_tick_can_do(world: World, monkeypatch: pytest.MonkeyPat
 def test_i09_a_tick_ends_in_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """I09: a slow store makes more ticks, not longer ones, and each of them gets further."""
     runs = [world.a_run() for _ in range(8)]
-    monkeypatch.setattr("dagster_resilient.sensors.time", Ticking(10.0))
+    monkeypatch.setattr("dagster_resilient.tick.time", Ticking(10.0))
     done = [0]
     while done[-1] < len(runs):
         world.tick()
@@ -229,7 +229,7 @@ def test_i17_the_cursor_stays_small() -> None:
 
 def test_i17_a_tick_launches_a_limited_number(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """I17: the others come with the next tick."""
-    monkeypatch.setattr("dagster_resilient.sensors._LAUNCHES_PER_TICK", 3)
+    monkeypatch.setattr("dagster_resilient.tick._LAUNCHES_PER_TICK", 3)
     runs = [world.a_run() for _ in range(5)]
     assert "3 re-executed" in world.tick()
     assert "2 re-executed" in world.tick()
@@ -242,7 +242,7 @@ def test_i17_a_tick_launches_a_limited_number(world: World, monkeypatch: pytest.
 def test_i19_a_run_that_never_starts_and_then_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """I19: one request; its worker, which comes alive after all, is fenced."""
     run, now = world.a_run(STARTING), [0.0]
-    monkeypatch.setattr("dagster_resilient.sensors.store_now", lambda *_: At(now[0]))
+    monkeypatch.setattr("dagster_resilient.tick.store_now", lambda *_: At(now[0]))
     policy = RecoveryPolicy(first_wait=0.0, start_allowance=60.0)
     while world.now(run).status is STARTING:
         world.tick(policy)

@@ -9,6 +9,10 @@ from compat_definitions import JOB, MONTHS, REPOSITORY, TablesIOManager, a_run, 
 
 from dagster_resilient import dagster_compat as compat
 from dagster_resilient.errors import ConfigurationError
+from dagster_resilient.recovery.brief import PartitionList
+
+MONTHS_OF_RUN = PartitionList.of(MONTHS)
+CELLS_OF_RUN = PartitionList.of([f"{month}|{size}" for month in MONTHS for size in ("small", "big")], ("month", "size"))
 
 
 @pytest.fixture
@@ -147,26 +151,32 @@ def test_dynamic_partitions_are_read_from_the_instance(instance: dg.DagsterInsta
         ),
     ],
 )
-def test_tags_for_partitions(
-    instance: dg.DagsterInstance, wanted: dict[str, list[str | None]], expected: dict[str, str]
-) -> None:
+def test_tags_for_partitions(wanted: dict[str, list[str | None]], expected: dict[str, str]) -> None:
     """One key by name, several by the ends of their range."""
-    assert compat.partition_tags(REPOSITORY, {key(k): v for k, v in wanted.items()}, instance) == expected
+    keys = [partition for partitions in wanted.values() for partition in partitions]
+    assert compat.partition_tags(keys, [MONTHS_OF_RUN, CELLS_OF_RUN]) == expected
+
+
+def test_the_tags_of_a_partition_are_those_of_dagster() -> None:
+    """Also of a multi-partition key, which has one for each dimension."""
+    assert REPOSITORY.asset_graph.get(key("cells")).partitions_def.get_tags_for_partition_key("2024-03|big") == (
+        compat.partition_tags(["2024-03|big"], [CELLS_OF_RUN])
+    )
 
 
 def test_the_range_of_multi_partitions_is_a_box_around_all(instance: dg.DagsterInstance) -> None:
     """The first and last key in order would span an empty range where a later month misses an earlier size."""
     wanted = ["2024-02|big", "2024-03|small"]
-    tags = compat.partition_tags(REPOSITORY, {key("cells"): wanted}, instance)
+    tags = compat.partition_tags(wanted, [CELLS_OF_RUN])
     targeted = compat.partition_keys_of_run(REPOSITORY, a_run(tags=tags), key("cells"), instance)
     assert set(wanted) < set(targeted)
     assert len(targeted) == 4
 
 
-def test_partitions_that_no_asset_holds_are_refused(instance: dg.DagsterInstance) -> None:
+def test_partitions_that_no_asset_holds_are_refused() -> None:
     """A removed partition is named, rather than dropped without a word."""
     with pytest.raises(ConfigurationError, match="1999-01"):
-        compat.partition_tags(REPOSITORY, {key("features"): ["1999-01", "2024-01"]}, instance)
+        compat.partition_tags(["1999-01", "2024-01"], [MONTHS_OF_RUN])
 
 
 def test_partition_tags_are_recognised() -> None:

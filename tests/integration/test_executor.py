@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._grpc.types import ResumeRunArgs
+from dagster._grpc.types import ExecuteRunArgs, ResumeRunArgs
 
 from dagster_resilient import dagster_compat as compat
 from dagster_resilient.errors import ConfigurationError
@@ -194,6 +194,34 @@ def test_a_resumed_run_with_nothing_left_ends_in_success(place: Place) -> None:
     assert again is not None
     assert again.status == dg.DagsterRunStatus.SUCCESS
     assert len(place.told("first", run)) == 1
+
+
+@pytest.mark.slow
+def test_a_left_out_step_hands_its_value_to_the_next(place: Place) -> None:
+    """Even where a step starts as soon as its inputs exist: what is left out counts as there. The run says why."""
+    config = {"execution": {"config": {"step_dependency_config": {"require_upstream_step_success": False}}}}
+    root = place.execute(config, mode="fail")
+    tags = {"dagster/parent_run_id": root.run_id, "dagster/root_run_id": root.run_id, "resilient/resume": "true"}
+    child = place.instance.add_run(
+        root._replace(
+            run_id=str(uuid.uuid4()),
+            status=dg.DagsterRunStatus.NOT_STARTED,
+            tags=tags,
+            parent_run_id=root.run_id,
+            root_run_id=root.run_id,
+        )
+    )
+    assert child.job_code_origin is not None
+    arguments = ExecuteRunArgs(child.job_code_origin, child.run_id, place.instance.get_ref()).get_command_args()
+    done = place.call(*arguments[arguments.index("api") :])
+    again = place.instance.get_run_by_id(child.run_id)
+    assert again is not None
+    assert again.status == dg.DagsterRunStatus.SUCCESS, done.stderr
+    assert place.told("first", child) == []
+    assert place.told("third", child) == [{"value": 2}]
+    logs = place.instance.all_logs(child.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
+    said = [entry.get_dagster_event().message for entry in logs]
+    assert f"first: committed by run {root.run_id}; not computed again." in said
 
 
 # --- without processes

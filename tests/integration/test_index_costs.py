@@ -12,6 +12,7 @@ import pytest
 from blake3 import blake3
 
 from dagster_resilient import ResilientIOManager, ResilientResource, codecs
+from dagster_resilient.briefs import LiveBriefs
 from dagster_resilient.errors import ValueNotFoundError
 from dagster_resilient.facts import RunFacts
 from dagster_resilient.state.log import NumberedLog
@@ -86,9 +87,9 @@ class Flights:
     def plan(self) -> tuple[Counting, list[str]]:
         """Read the facts of the run; return what that cost, and what is missing."""
         store = Counting(self.store)
-        context: Any = SimpleNamespace(instance=self.instance, repository_def=self.repository)
         resource: Any = SimpleNamespace(store=store, records=ObjectRecords(store))
-        (facts,) = RunFacts(context, resource, self.run, [self.run]).assets
+        briefs = LiveBriefs(self.repository, self.instance)
+        (facts,) = RunFacts(self.instance, resource, briefs, self.run, [self.run]).assets
         return store, [part for part in PARTS if part not in facts.done]
 
     def fan_in(self) -> tuple[Counting, dict[str, Any]]:

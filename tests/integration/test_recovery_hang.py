@@ -39,8 +39,8 @@ def at(world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], str]:
     def tick(seconds: float) -> str:
         now = begun + timedelta(seconds=seconds)
         fresh = [beat._replace(last_modified=now) for beat in list_beats(world.store)]
-        monkeypatch.setattr("dagster_resilient.sensors.store_now", lambda *_: now)
-        monkeypatch.setattr("dagster_resilient.sensors.list_beats", lambda _: fresh)
+        monkeypatch.setattr("dagster_resilient.tick.store_now", lambda *_: now)
+        monkeypatch.setattr("dagster_resilient.tick.list_beats", lambda _: fresh)
         return world.tick()
 
     return tick

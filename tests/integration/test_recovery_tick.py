@@ -15,7 +15,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster_resilient import RecoveryPolicy, ResilientIOManager, ResilientResource, resilient_executor
 from dagster_resilient import dagster_compat as compat
 from dagster_resilient.errors import StoreUnavailableError
-from dagster_resilient.sensors import RecoveryTick
+from dagster_resilient.tick import RecoveryTick
 from dagster_resilient.state.fences import claim_attempt, fence_run, read_fence
 from dagster_resilient.state.records import Verdict
 from dagster_resilient.state.store import ObjectRecords
@@ -269,8 +269,8 @@ def test_a_lost_run_is_fenced_closed_and_re_executed(world, monkeypatch):
     run = world.a_run(STARTED)
     world.commit(run, "base", "a")
     now = [1_000.0]
-    monkeypatch.setattr("dagster_resilient.sensors.store_now", lambda *_: _At(now[0]))
-    monkeypatch.setattr("dagster_resilient.sensors.list_beats", lambda _: [_Beat(run.run_id, 1_000.0)])
+    monkeypatch.setattr("dagster_resilient.tick.store_now", lambda *_: _At(now[0]))
+    monkeypatch.setattr("dagster_resilient.tick.list_beats", lambda _: [_Beat(run.run_id, 1_000.0)])
     for seconds in (0, 3, 6):
         now[0] = 1_000.0 + seconds
         assert "lost" not in world.tick()
@@ -287,11 +287,11 @@ def test_a_store_that_does_not_answer_convicts_nobody(world, monkeypatch):
     """A failed probe ends the tick, and the watch begins anew."""
     run = world.a_run(STARTED)
     now = [1_000.0]
-    monkeypatch.setattr("dagster_resilient.sensors.list_beats", lambda _: [_Beat(run.run_id, 1_000.0)])
-    monkeypatch.setattr("dagster_resilient.sensors.store_now", lambda *_: _At(now[0]))
+    monkeypatch.setattr("dagster_resilient.tick.list_beats", lambda _: [_Beat(run.run_id, 1_000.0)])
+    monkeypatch.setattr("dagster_resilient.tick.store_now", lambda *_: _At(now[0]))
     world.tick()
     with monkeypatch.context() as outage:
-        outage.setattr("dagster_resilient.sensors.store_now", _refuse)
+        outage.setattr("dagster_resilient.tick.store_now", _refuse)
         now[0] = 1_100.0
         assert "nothing is judged" in world.tick()
     for seconds in (101, 103, 104):

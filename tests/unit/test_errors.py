@@ -22,6 +22,7 @@ BUILTINS = {
     "SchemaVersionError": ValueError,
     "UnsupportedValueError": TypeError,
     "ValueNotFoundError": LookupError,
+    "PreemptedError": RuntimeError,
     "OwnershipError": RuntimeError,
     "TaskHeldError": RuntimeError,
     "FencedError": RuntimeError,

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.recovery import RecoveryPolicy, classify
+from dagster_resilient.recovery.policy import attempts_of_other_kind
 
-CLASSES = ["lost", "hung", "crashed", "infrastructure", "user_error"]
+CLASSES = ["preempted", "lost", "hung", "crashed", "infrastructure", "user_error"]
 
 
 @pytest.mark.parametrize(
@@ -22,11 +23,62 @@ CLASSES = ["lost", "hung", "crashed", "infrastructure", "user_error"]
         (None, ["DagsterExecutionStepExecutionError", "ValueError"], "user_error"),
         ("superseded", ["ValueError"], "user_error"),
         (None, ["DagsterExecutionHandleOutputError", "UnsupportedValueError"], "refused"),
+        (None, ["DagsterExecutionStepExecutionError", "PreemptedError"], "preempted"),
+        (None, ["PreemptedError", "StoreUnavailableError"], "preempted"),
+        (None, ["DagsterExecutionInterruptedError"], "preempted"),
+        ("superseded", ["DagsterExecutionInterruptedError"], "preempted"),
+        (None, ["DagsterExecutionInterruptedError", "ChildProcessCrashException"], "crashed"),
+        ("lost", ["PreemptedError"], "lost"),
+        ("hung", ["PreemptedError"], "hung"),
     ],
 )
 def test_a_failure_has_one_class(fence, errors, expected):
     """A verdict of being lost or hung wins; then what was raised decides; a process that raised nothing has crashed."""
     assert classify(fence, errors) == expected
+
+
+@pytest.mark.parametrize(
+    ("fence", "errors", "crashed", "expected"),
+    [
+        ("lost", [], False, "preempted"),
+        (None, [], True, "preempted"),
+        (None, ["ChildProcessCrashException"], False, "preempted"),
+        ("hung", [], False, "hung"),
+        (None, ["ValueError"], False, "user_error"),
+        (None, ["UnsupportedValueError"], False, "refused"),
+    ],
+)
+def test_a_run_that_says_it_was_told_to_leave_was_not_lost(fence, errors, crashed, expected):
+    """It died before Dagster's log held the error. A step that was tried again later, and failed, is another matter."""
+    assert classify(fence, errors, crashed=crashed, told_to_leave=True) == expected
+
+
+def test_an_orphan_of_a_crash_is_no_preemption():
+    """Its heartbeat process tells it to leave, and what it logs of that may come at any time."""
+    for errors in ([], ["DagsterExecutionInterruptedError"], ["PreemptedError"]):
+        assert classify(None, errors, crashed=True) == "crashed"
+
+
+def test_a_preempted_machine_is_replaced_at_once():
+    """And again at once, for as long as there is progress."""
+    policy = RecoveryPolicy(first_wait=1000.0)
+    assert policy.decide("preempted", attempts=0, elapsed=0.0, seed="run").action == "launch"
+    assert policy.decide("preempted", attempts=5, elapsed=0.0, seed="run").action == "wait"
+    assert policy.decide("preempted", attempts=5, elapsed=0.0, seed="run", progressed=True).action == "launch"
+
+
+def test_preemptions_and_failures_have_budgets_of_their_own():
+    """Fifty preemptions leave the code its two attempts, and those leave the platform its hundred."""
+    policy = RecoveryPolicy()
+    earlier = ["preempted"] * 50 + ["user_error"]
+    free = attempts_of_other_kind("user_error", earlier)
+    decision = policy.decide("user_error", len(earlier), 1e9, "run", free=free)
+    assert (decision.action, decision.attempt) == ("launch", 52)
+    assert "attempt 2 of 2" in decision.reason
+    assert policy.decide("user_error", len(earlier) + 1, 1e9, "run", free=free).action == "give_up"
+    assert attempts_of_other_kind("preempted", earlier) == 1
+    assert policy.decide("preempted", 101, 1e9, "run", free=1).action == "give_up"
+    assert policy.decide("preempted", 101, 1e9, "run", free=2).action == "launch"
 
 
 def test_a_lost_machine_is_replaced_at_once():

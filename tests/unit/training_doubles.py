@@ -10,6 +10,7 @@ import torch
 
 from dagster_resilient.checkpoint import EverySteps, TrainingSession
 from dagster_resilient.errors import FencedError
+from dagster_resilient.state.notice import Notice
 from dagster_resilient.state.records import CheckpointRef
 from dagster_resilient.storage.object_store import ObjectStore, open_store
 
@@ -123,6 +124,14 @@ class FakeTask:
     def relax_progress(self):
         """Note that no loop runs."""
         self.expected.append("nothing")
+
+    def notice(self):
+        """Listen, as for a script."""
+        return Notice()
+
+    def preempted(self, signal):
+        """Note the call."""
+        self.calls.append(f"preempted by {signal}")
 
 
 class World:
