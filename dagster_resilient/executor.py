@@ -32,6 +32,7 @@ from dagster_resilient.dagster_compat import (
 from dagster_resilient.dagster_compat.skips import (
     PlannedStep,
     is_from_asset_failure,
+    mark_asset_resume,
     mark_unfinished,
     planned_assets,
     planned_steps,
@@ -177,6 +178,7 @@ def marked_where_unfinished(plan_context: PlanOrchestrationContext) -> Iterator[
     finally:
         try:
             mark_unfinished(plan_context.instance, plan_context.dagster_run)
+            mark_asset_resume(plan_context.instance, plan_context.dagster_run)
         except Exception:  # noqa: BLE001 - how the run ended must reach Dagster
             # Without the mark, a re-execution that drops an asset is refused at its start.
             _log.exception("Run %s could not be marked for a re-execution.", plan_context.run_id)

@@ -90,7 +90,12 @@ class RunFacts:
         self._reasons[asset.key] = {p: self._why_missing(asset, head) for p, head in begun.items() if p not in mine}
         if asset.must_commit:
             return set(mine)
-        return {*mine, *(p for p in self._succeeded(asset, partitions) if p not in begun)}
+        succeeded = self._succeeded(asset, partitions)
+        if len(mine) == len(partitions) > 1 and not succeeded:
+            # A loop over partitions: it skips what is done, and what stands behind it in the step has not run.
+            self._reasons[asset.key] = {partitions[-1]: "committed, but its step did not end"}
+            return set(partitions[:-1])
+        return {*mine, *(p for p in succeeded if p not in begun)}
 
     def _committed(self, asset: AssetBrief, head: Head) -> ValueRef | None:
         """Return the value that this series committed under the current code version."""
@@ -163,10 +168,10 @@ class RunFacts:
         for asset in self.assets:
             key = dg.AssetKey(list(asset.key))
             recorded = compat.materialized_partitions(self._instance, run_ids, key)
-            for partition in sorted(asset.done - recorded, key=str):
-                value = self._values.get((asset.key, partition))
-                if value is not None and value.run_id in run_ids:
-                    self._adopt(key, partition, value)
+            committed = {p: value for p in asset.partitions if (value := self._values.get((asset.key, p)))}
+            for partition in sorted(committed.keys() - recorded, key=str):
+                if committed[partition].run_id in run_ids:
+                    self._adopt(key, partition, committed[partition])
 
     def _adopt(self, key: dg.AssetKey, partition: str | None, value: ValueRef) -> None:
         metadata = {"resilient/adopted_from": value.run_id, "dagster/uri": f"{self._store.url}/{value.location}"}

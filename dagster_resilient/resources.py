@@ -44,7 +44,9 @@ RUN_WORKER_ENV = "DAGSTER_RESILIENT_RUN_WORKER"
 RECOVERY_OF_TAG = "resilient/recovery_of"
 RESUME_TAG = "resilient/resume"
 REUSED = "resilient/reused"
-_RESUMING_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry", RESUME_TAG)
+# Dagster copies this one to "re-execute all". So when a run ends, its worker puts the parent's id in the place of "true".
+_ASSET_RESUME_TAG = "dagster/is_asset_resume_retry"
+_RESUMING_TAGS = ("dagster/is_resume_retry", _ASSET_RESUME_TAG, RESUME_TAG)
 _LONGEST_CHAIN = 1000
 # Seconds that a run waits for the store at its start to take what recovery can do without.
 _BRIEF_PATIENCE = 5.0
@@ -63,7 +65,7 @@ def resumes_parent(run: dg.DagsterRun) -> bool:
     """
     if run.parent_run_id is None:
         return False
-    if run.tags.get(RECOVERY_OF_TAG) == run.parent_run_id:
+    if run.parent_run_id in (run.tags.get(RECOVERY_OF_TAG), run.tags.get(_ASSET_RESUME_TAG)):
         return True
     return any(run.tags.get(tag) == "true" for tag in _RESUMING_TAGS)
 

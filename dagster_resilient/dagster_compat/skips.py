@@ -114,6 +114,15 @@ def is_from_asset_failure(run: dg.DagsterRun) -> bool:
     return run.tags.get(dagster_tags.ASSET_RESUME_RETRY_TAG) == "true"
 
 
+def mark_asset_resume(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """Tie a run's mark of "from asset failure" to its parent: Dagster copies it to a later "re-execute all" of the run.
+
+    Private: the tag's name, and `DagsterInstance.add_run_tags`.
+    """
+    if is_from_asset_failure(run) and run.parent_run_id is not None:
+        instance.add_run_tags(run.run_id, {dagster_tags.ASSET_RESUME_RETRY_TAG: run.parent_run_id})
+
+
 def taken_for_done(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[dg.AssetKey, int]:
     """Return the assets that Dagster takes for done although their step did not succeed, with their logged partitions.
 

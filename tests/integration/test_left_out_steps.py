@@ -290,7 +290,6 @@ def test_an_asset_that_dagster_does_not_drop_is_left_to_the_run(group: Group, ha
     assert group.left_out(group.a_run(parent=half_done, **RANGE, **ASSET_RESUME)) == {}
 
 
-@pytest.mark.xfail(strict=True, reason="Dagster copies the tag of 'from asset failure' to 'all' of such a run")
 def test_all_on_a_run_from_asset_failure_starts_afresh(group: Group, half_done: dg.DagsterRun) -> None:
     """Dagster copies a run's tags to its re-executions, and leaves out the tag of "from failure" alone."""
     context, _ = group.worker(group.a_run(parent=half_done, **RANGE, **ASSET_RESUME))

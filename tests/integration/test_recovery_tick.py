@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.code_pointer import FileCodePointer
+from dagster._core.events import DagsterEvent, StepSuccessData
 from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
@@ -82,6 +83,16 @@ class World:
             fingerprint = None if asset == "effect" else "code:1"
             store_value(attempt.durable((asset,), partition, fingerprint), 1)
 
+    def succeed(self, run: dg.DagsterRun, step: str) -> None:
+        """Log the end of a step."""
+        success = DagsterEvent(
+            event_type_value=dg.DagsterEventType.STEP_SUCCESS.value,
+            job_name=run.job_name,
+            step_key=step,
+            event_specific_data=StepSuccessData(duration_ms=1.0),
+        )
+        self.instance.report_dagster_event(success, run.run_id)
+
     def tick(self, policy: RecoveryPolicy = AT_ONCE) -> str:
         """Let the sensor look once, and keep its cursor."""
         context = dg.SensorEvaluationContext(
@@ -151,10 +162,22 @@ def test_what_is_done_is_not_selected(world):
     """All partitions are committed: only the assets after them run, and no partition tag is left over."""
     run = world.a_run()
     world.commit(run, "base", *"abcdef")
+    world.succeed(run, "base")
     world.tick()
     (child,) = world.children(run)
     assert selected(child) == {"middle", "effect"}
     assert not any(compat.is_partition_tag(tag) for tag in child.tags)
+
+
+def test_what_stands_behind_a_loop_is_not_forgotten(world):
+    """All partitions are committed and the step failed: it runs once more over the last of them, which it skips."""
+    run = world.a_run()
+    world.commit(run, "base", *"abcdef")
+    world.tick()
+    (child,) = world.children(run)
+    assert selected(child) == {"base", "middle", "effect"}
+    assert child.tags["dagster/partition"] == "f"
+    assert "committed, but its step did not end" in world.verdict(run).reason
 
 
 def test_ticks_that_look_again_launch_nothing_more(world):
