@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dagster_resilient.checkpoint import EverySteps as EverySteps
     from dagster_resilient.executor import resilient_executor as resilient_executor
     from dagster_resilient.io_managers import ResilientIOManager as ResilientIOManager
+    from dagster_resilient.planning import plan_run as plan_run
     from dagster_resilient.recovery import RecoveryPolicy as RecoveryPolicy
     from dagster_resilient.resources import ResilientResource as ResilientResource
     from dagster_resilient.sensors import build_recovery_sensor as build_recovery_sensor
@@ -40,6 +41,7 @@ _HOMES = {
     "load": "task",
     "open_store": "storage.object_store",
     "open_task": "task",
+    "plan_run": "planning",
     "resilient_executor": "executor",
     "retire_task": "state.retire",
     "task_history": "state.history",

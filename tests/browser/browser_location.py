@@ -21,7 +21,7 @@ from dagster_resilient import (
     resilient_executor,
 )
 
-HERE = Path(os.environ["BROWSER_TEST_FOLDER"])
+HERE = Path(os.environ["DEPLOYMENT_FOLDER"])
 LETTERS = dg.StaticPartitionsDefinition(list("abcdefghijkl"))
 WHOLE_RANGE = dg.BackfillPolicy.single_run()
 

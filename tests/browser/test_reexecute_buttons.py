@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import dagster as dg
 import pytest
-from browser_deployment import Deployment
+from deployment import Deployment
 from playwright.sync_api import Page, sync_playwright
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -32,7 +33,7 @@ RANGES = {"fail": "abcd", "hang": "efgh", "kill": "ijkl"}
 @pytest.fixture(scope="module")
 def dagster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """One for all tests; each has a root run of its own."""
-    found = Deployment(tmp_path_factory.mktemp("dagster"))
+    found = Deployment(tmp_path_factory.mktemp("dagster"), Path(__file__).with_name("browser_location.py"))
     try:
         found.start()
         yield found

@@ -1,4 +1,4 @@
-"""A whole Dagster of its own for the browser tests: webserver, daemon and code location on loopback."""
+"""A whole Dagster of its own: webserver, daemon and code locations on loopback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import dagster as dg
 
 T = TypeVar("T")
 
-LOCATION = Path(__file__).with_name("browser_location.py")
 SETTINGS = """
 telemetry: {enabled: false}
 nux: {enabled: false}
@@ -38,30 +37,35 @@ mutation($params: ExecutionParams!) {
 class Deployment:
     """Everything in one folder.
 
+    The code locations find the folder in the variable DEPLOYMENT_FOLDER, and the webserver's address in DEPLOYMENT_URL.
+
     Attributes:
+        folder: The folder.
         url: Of the webserver.
         instance: For what the pages do not show.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *locations: Path) -> None:
+        self.folder, self._locations = folder, locations
         home = folder / "home"
         home.mkdir()
         (home / "dagster.yaml").write_text(SETTINGS)
-        self._env = os.environ | {"DAGSTER_HOME": str(home), "BROWSER_TEST_FOLDER": str(folder)}
         self._port = _free_port()
         self.url = f"http://127.0.0.1:{self._port}"
+        told = {"DAGSTER_HOME": str(home), "DEPLOYMENT_FOLDER": str(folder), "DEPLOYMENT_URL": self.url}
+        self._env = os.environ | told
         self.instance = dg.DagsterInstance.from_config(str(home))
         self._log = folder / "dagster.log"
 
     def start(self) -> None:
         """Start all, and wait until the webserver answers."""
-        command = [sys.executable, "-m", "dagster", "dev", "-f", str(LOCATION), "-h", "127.0.0.1", "-p"]
+        files = [argument for location in self._locations for argument in ("-f", str(location))]
+        command = [sys.executable, "-m", "dagster", "dev", *files, "-h", "127.0.0.1", "-p"]
         with self._log.open("w") as log:
             self._dev = subprocess.Popen(
                 [*command, str(self._port)],
                 env=self._env,
-                cwd=self._folder,
+                cwd=self.folder,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -86,14 +90,14 @@ class Deployment:
             self._dev.wait()
         self.instance.dispose()
 
-    def launch(self, partitions: str, trouble: str) -> str:
-        """Launch the job over a range of partitions as the launchpad does, and return the run's id."""
+    def launch(self, partitions: str, trouble: str, job: str = "everything") -> str:
+        """Launch a job over a range of partitions, or over none, as the launchpad does; return the run's id."""
         selector = {
-            "repositoryLocationName": LOCATION.name,
+            "repositoryLocationName": self._locations[0].name,
             "repositoryName": "__repository__",
-            "jobName": "everything",
+            "jobName": job,
         }
-        wanted = {START: partitions[0], END: partitions[-1], "trouble": trouble}
+        wanted = ({START: partitions[0], END: partitions[-1]} if partitions else {}) | {"trouble": trouble}
         tags = [{"key": key, "value": value} for key, value in wanted.items()]
         params = {"selector": selector, "runConfigData": {}, "executionMetadata": {"tags": tags}}
         body = json.dumps({"query": LAUNCH, "variables": {"params": params}}).encode()
@@ -128,7 +132,7 @@ class Deployment:
 
     def computed(self, run_id: str) -> list[str]:
         """What a run computed."""
-        found = self._folder / f"computed-{run_id}"
+        found = self.folder / f"computed-{run_id}"
         return found.read_text().splitlines() if found.exists() else []
 
     def said(self, run_id: str) -> str:
