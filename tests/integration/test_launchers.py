@@ -131,7 +131,7 @@ def test_a_run_that_the_webserver_created_and_did_not_queue_is_queued(
     """The webserver died in between."""
     run = a_run(instance)
     tags = {LAUNCH_TAG: wanted(run).run_id}
-    left = a_run(instance, status=dg.DagsterRunStatus.NOT_STARTED, tags=tags, parent_run_id=run.run_id)
+    left = a_run(instance, status=dg.DagsterRunStatus.NOT_STARTED, tags=tags)
     assert Webserver(instance, answers.url).launch(wanted(run, in_doubt=IN_DOUBT + 1))
     queued = instance.get_run_by_id(left.run_id)
     assert queued is not None
