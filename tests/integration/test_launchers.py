@@ -1,6 +1,7 @@
 """Launching through the webserver: what it is asked, and what becomes of every kind of answer."""
 
 import json
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.code_pointer import FileCodePointer
+from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from dagster_resilient.errors import ConfigurationError, LaunchError
@@ -66,7 +69,8 @@ def a_run(instance: dg.DagsterInstance, **fields: Any) -> dg.DagsterRun:
     """A failed run of another code location."""
     location = GrpcServerCodeLocationOrigin(host="nowhere", port=1, location_name="theirs")
     origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), "job")
-    fields = {"status": dg.DagsterRunStatus.FAILURE, "remote_job_origin": origin} | fields
+    code = JobPythonOrigin("job", RepositoryPythonOrigin(sys.executable, FileCodePointer(__file__, "theirs")))
+    fields = {"status": dg.DagsterRunStatus.FAILURE, "remote_job_origin": origin, "job_code_origin": code} | fields
     return instance.add_run(dg.DagsterRun(job_name="job", run_id=str(uuid.uuid4()), **fields))
 
 
