@@ -60,7 +60,9 @@ class TestPages:
         }
         follow(DOCS / "how-to/s3.md", tmp_path, **variables)
 
-    @pytest.mark.parametrize("name", ["reference.md", "explanation.md", "how-to/storage.md", "how-to/cleaning.md"])
+    @pytest.mark.parametrize(
+        "name", ["reference.md", "explanation.md", "how-to/storage.md", "how-to/cleaning.md", "how-to/recovery.md"]
+    )
     def test_other_pages_work_as_written(self, name: str, tmp_path: Path):
         """Whatever they let a reader run."""
         follow(DOCS / name, tmp_path)

@@ -22,6 +22,7 @@ BUILTINS = {
     "SchemaVersionError": ValueError,
     "UnsupportedValueError": TypeError,
     "ValueNotFoundError": LookupError,
+    "LaunchError": RuntimeError,
     "PreemptedError": RuntimeError,
     "OwnershipError": RuntimeError,
     "TaskHeldError": RuntimeError,
