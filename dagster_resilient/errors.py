@@ -16,6 +16,7 @@ Each also inherits the builtin that a caller would expect, so that code which do
     ├── UnsupportedValueError (TypeError)     a value that cannot be stored exactly; nothing was written
     ├── ValueNotFoundError (LookupError)      an asset partition or checkpoint that was never committed
     ├── PreemptedError (RuntimeError)         the process was told to leave; what is done is saved
+    ├── LaunchError (RuntimeError)            the webserver did not launch a re-execution now
     └── OwnershipError (RuntimeError)         who may write
         ├── TaskHeldError                     a live owner holds the task
         └── FencedError                       this attempt was superseded: stop, its work is being done elsewhere
