@@ -87,7 +87,7 @@ def build_gave_up_sensor(
     def gave_up(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         resource: ResilientResource = getattr(context.resources, resource_key)
         found = _given_up(context.instance, lookback, code_locations)
-        return dg.SkipReason(_Alerts(context, resource, on_gave_up).tell(found))
+        return dg.SkipReason(_Alerts(context, resource, name, on_gave_up).tell(found))
 
     return gave_up
 
@@ -110,9 +110,7 @@ def _given_up(
 ) -> Iterator[dg.DagsterRun]:
     """Yield the runs that recovery has marked, newest first."""
     since = datetime.now(UTC) - timedelta(seconds=lookback)
-    wanted = dg.RunsFilter(
-        statuses=[dg.DagsterRunStatus.FAILURE], tags={VERDICT_TAG: "gave up"}, updated_after=since
-    )
+    wanted = dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], tags={VERDICT_TAG: "gave up"}, updated_after=since)
     cursor: str | None = None
     while True:
         page = list(instance.get_runs(wanted, cursor=cursor, limit=_RUNS_PER_QUERY))
@@ -130,9 +128,13 @@ class _Alerts:
     """One tick."""
 
     def __init__(
-        self, context: dg.SensorEvaluationContext, resource: ResilientResource, on_gave_up: Callable[[RunGaveUp], None]
+        self,
+        context: dg.SensorEvaluationContext,
+        resource: ResilientResource,
+        name: str,
+        on_gave_up: Callable[[RunGaveUp], None],
     ) -> None:
-        self._context, self._records, self._on_gave_up = context, resource.records, on_gave_up
+        self._context, self._records, self._name, self._on_gave_up = context, resource.records, name, on_gave_up
         self._deadline = time.monotonic() + _SECONDS_PER_TICK
         self._known = _read_cursor(context.cursor)
         self._done: list[str] = []
@@ -156,7 +158,7 @@ class _Alerts:
 
     def _tell(self, run: dg.DagsterRun) -> bool:
         """The record comes after the call: an alert that comes twice is better than one that never came."""
-        key = keys.alert_key(self._context.sensor_name, run.run_id)
+        key = keys.alert_key(self._name, run.run_id)
         if run.run_id in self._known or self._records.get(key, _Alerted) is not None:
             self._done.append(run.run_id)
             return False
@@ -166,7 +168,7 @@ class _Alerts:
         self._on_gave_up(
             RunGaveUp(run, self._assets(run), verdict.failure_class, verdict.reason, attempts=verdict.attempt)
         )
-        self._records.create(key, _Alerted(run_id=run.run_id, by=self._context.sensor_name))
+        self._records.create(key, _Alerted(run_id=run.run_id, by=self._name))
         self._done.append(run.run_id)
         return True
 

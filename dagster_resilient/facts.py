@@ -164,15 +164,17 @@ class RunFacts:
 
     def adopt_unrecorded(self) -> None:
         """Tell Dagster of values that were committed just before their run died, too late for its event."""
-        run_ids = [run.run_id for run in self._group]
-        for asset in self.assets:
+        runs = {run.run_id: run for run in self._group}
+        for asset, brief in zip(self.assets, self.brief.assets, strict=True):
             key = dg.AssetKey(list(asset.key))
-            recorded = compat.materialized_partitions(self._instance, run_ids, key)
+            recorded = compat.materialized_partitions(self._instance, runs, key)
             committed = {p: value for p in asset.partitions if (value := self._values.get((asset.key, p)))}
             for partition in sorted(committed.keys() - recorded, key=str):
-                if committed[partition].run_id in run_ids:
-                    self._adopt(key, partition, committed[partition])
+                value = committed[partition]
+                if value.run_id in runs:
+                    made = self._adopted(key, partition, value)
+                    compat.report_materialized(self._instance, runs[value.run_id], brief.step_key, made)
 
-    def _adopt(self, key: dg.AssetKey, partition: str | None, value: ValueRef) -> None:
+    def _adopted(self, key: dg.AssetKey, partition: str | None, value: ValueRef) -> dg.AssetMaterialization:
         metadata = {"resilient/adopted_from": value.run_id, "dagster/uri": f"{self._store.url}/{value.location}"}
-        self._instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=partition, metadata=metadata))
+        return dg.AssetMaterialization(key, partition=partition, metadata=metadata)

@@ -18,7 +18,7 @@ from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.facts import RunFacts
 from dagster_resilient.launchers import Launcher, Relaunch
 from dagster_resilient.planning import RunPlan, check_keys, plan_from
-from dagster_resilient.recovery import FailureClass, RecoveryPolicy, attempts_of_other_kind, classify
+from dagster_resilient.recovery import FailureClass, RecoveryPolicy, Rests, attempts_of_other_kind, classify
 from dagster_resilient.resources import RECOVERY_OF_TAG, ResilientResource
 from dagster_resilient.state.beats import store_now
 from dagster_resilient.state.fences import fence_run, read_fence
@@ -29,7 +29,11 @@ from dagster_resilient.storage import keys
 ATTEMPT_TAG = "resilient/attempt"
 REASON_TAG = "resilient/reason"
 INPUTS_TAG = "resilient/inputs"
+VERDICT_TAG = "resilient/verdict"
 TAG_LENGTH = 250
+WAITING = "waiting for their backoff"
+# Seconds after which a run that is not the newest of its group, or that waits for long, is looked at all the same.
+_REST_OF_OLDER, _LONGEST_REST = 60.0, 600.0
 _RUN_IDS = uuid.UUID("6f0d3b0e-8c2b-5b0e-9d53-0f2f5d0b7a11")
 
 
@@ -54,6 +58,7 @@ class Recoverer:
         by: str,
         log: logging.Logger,
         told: Told,
+        rests: Rests,
     ) -> None:
         """Take what it works with.
 
@@ -66,10 +71,12 @@ class Recoverer:
             by: Who fences, for people.
             log: The tick's log.
             told: Is told what was done.
+            rests: Is told which runs need no look for now.
         """
         self._instance, self._resource, self._policy = instance, resource, policy
         self._records = resource.records
         self._briefs, self._launcher, self._by, self._log, self._told = briefs, launcher, by, log, told
+        self._rests = rests
 
     def recover_or_say_why_not(self, run: dg.DagsterRun) -> None:
         """Tell people once, on the run's own page, what keeps it from being recovered; every tick tries again."""
@@ -83,21 +90,27 @@ class Recoverer:
                 self._told.count("given up")
         except Exception as error:
             verdict = Verdict(run_id=run.run_id, action="failed", failure_class="recovery", reason=str(error))
+            self._rests.fail(run.run_id)
             self._settle(run, verdict)
             raise
 
     def _recover(self, run: dg.DagsterRun) -> None:
         """Decide about one failed run, and act on it."""
-        group = [other for other in compat.run_group(self._instance, run) if not is_half_launched(other)]
-        if group[-1].run_id != run.run_id or any(not other.is_finished for other in group):
-            return  # a newer run of the group goes on with the work, or already did
-        facts = RunFacts(self._instance, self._resource, self._briefs, run, group)
-        if _dagster_retries(run) or self._settled(run, facts):
+        if compat.dagster_retries(self._instance, run, lambda: self._elapsed(run)):
             return
-        if compat.cancelled_by_user(self._instance, run):
-            self._settle(
-                run, Verdict(run_id=run.run_id, action="left", failure_class="cancelled", reason="A user cancelled it.")
-            )
+        group = [other for other in compat.run_group(self._instance, run) if not is_half_launched(other)]
+        if any(not other.is_finished for other in group):
+            return
+        if group[-1].run_id != run.run_id:  # a newer run of the group went on with the work
+            self._rests.rest(run.run_id, _REST_OF_OLDER)
+            return
+        facts = RunFacts(self._instance, self._resource, self._briefs, run, group)
+        if self._settled(run, facts):
+            return
+        cancelled = compat.cancelled_by_user(self._instance, run)
+        why = "A user cancelled it." if cancelled else compat.why_backfill_is_over(self._instance, run)
+        if why is not None:
+            self._settle(run, Verdict(run_id=run.run_id, action="left", failure_class="cancelled", reason=why))
             return
         self._decide(run, facts, group)
 
@@ -105,15 +118,17 @@ class Recoverer:
         failure, seen = self._failure(run)
         self._fence_group(run, group)
         inputs = facts.inputs()
-        ours = [other for other in group if RECOVERY_OF_TAG in other.tags]
+        ours = [other for other in group if is_our_own(other)]
         same = [other for other in ours if other.tags.get(INPUTS_TAG, inputs) == inputs]
         free = attempts_of_other_kind(failure, [_class_of(other) for other in same])
-        tried = (failure, len(same), self._elapsed(run), run.run_id)
+        elapsed = self._elapsed(run)
+        tried = (failure, len(same), elapsed, run.run_id)
         decision = self._policy.decide(*tried, earlier=len(ours) - len(same), free=free)
-        if decision.action == "wait" and facts.assets and facts.progressed:
+        if decision.action == "wait" and ours and facts.assets and facts.progressed:
             decision = self._policy.decide(*tried, free=free, progressed=True)
         if decision.action == "wait":
-            self._told.count("waiting for their backoff")
+            self._told.count(WAITING)
+            self._rests.rest(run.run_id, min(_LONGEST_REST, decision.delay - elapsed), WAITING)
             return
         reason = f"{decision.reason}: {seen}"
         verdict = Verdict(
@@ -144,6 +159,7 @@ class Recoverer:
         reason = f"Run {run.run_id} failed; recovery plans what it left."
         for earlier in group:
             fence_run(self._records, earlier.run_id, reason=reason, failure_class="superseded", by=self._by)
+            compat.free_slots(self._instance, earlier.run_id)
 
     def _relaunch(self, run: dg.DagsterRun, facts: RunFacts, verdict: Verdict, inputs: str) -> None:
         """Record the decision, then launch: a tick that dies in between comes to the same decision and the same id."""
@@ -156,6 +172,8 @@ class Recoverer:
             self._settle(run, verdict.model_copy(update={"action": "adopted", "reason": reason}))
             self._told.count("adopted")
             return
+        compat.take_retries_over(self._instance, run)
+        compat.reopen_backfill(self._instance, run)
         child = str(uuid.uuid5(_RUN_IDS, f"{run.run_id}:{verdict.attempt}"))
         words = f"{verdict.reason}; {found.words()}"
         new = self._settle(run, verdict.model_copy(update={"action": "relaunched", "reason": words, "child": child}))
@@ -169,6 +187,7 @@ class Recoverer:
         )
         if self._launcher.launch(wanted):
             self._told.count("re-executed")
+        compat.reopen_backfill(self._instance, run)  # the daemon may have closed it before it could see the new run
 
     def _age_of_decision(self, run: dg.DagsterRun) -> float:
         """Return how long ago the launch was decided upon, in seconds by the clock of whoever keeps the records."""
@@ -192,13 +211,19 @@ class Recoverer:
         Nor is a giving up, once the code or the data above is another than that which the run was launched with.
         """
         final = self._records.get(_verdict_key(run, "final"), Verdict)
-        if final is None or final.action != "gave up" or INPUTS_TAG not in run.tags:
-            return final is not None
+        if final is None:
+            return False
+        if final.action != "gave up" or INPUTS_TAG not in run.tags:
+            self._rests.rest(run.run_id)
+            return True
+        self._rests.give_up(run.run_id)
         return run.tags[INPUTS_TAG] == facts.inputs()
 
     def _settle(self, run: dg.DagsterRun, verdict: Verdict) -> bool:
         """Record a decision once, in the store and on the run, where people look for it; return whether it is new."""
         kind = {"relaunched": "launch", "failed": "error"}.get(verdict.action, "final")
+        if verdict.action == "gave up":  # before the record: whoever alerts people finds the run by its tag
+            compat.add_run_tags(self._instance, run.run_id, {VERDICT_TAG: verdict.action})
         new = self._records.create(_verdict_key(run, kind), verdict)
         if new:
             self._instance.report_engine_event(f"Recovery: {verdict.action}. {verdict.reason}", run)
@@ -213,7 +238,12 @@ class Recoverer:
 
 def is_half_launched(run: dg.DagsterRun) -> bool:
     """Whether a tick died between creating this run and submitting it. The next tick goes on with it by its id."""
-    return run.status is dg.DagsterRunStatus.NOT_STARTED and RECOVERY_OF_TAG in run.tags
+    return run.status is dg.DagsterRunStatus.NOT_STARTED and is_our_own(run)
+
+
+def is_our_own(run: dg.DagsterRun) -> bool:
+    """Whether recovery launched this run. The UI, and Dagster's retries, copy a parent's tags to their own runs."""
+    return run.parent_run_id is not None and run.tags.get(RECOVERY_OF_TAG) == run.parent_run_id
 
 
 def _class_of(attempt: dg.DagsterRun) -> str:
@@ -226,11 +256,6 @@ def _first_words(errors: Sequence[compat.RecordedError]) -> str:
     crashed = [error for error in errors if error.exit_code is not None] or list(errors)
     message = next((error.message for error in crashed if error.message), "the run failed without an error in its log")
     return message.split("\n", 1)[0][:TAG_LENGTH]
-
-
-def _dagster_retries(run: dg.DagsterRun) -> bool:
-    """Whether Dagster's own run retries act on this failure: one owner of retries."""
-    return run.tags.get("dagster/will_retry") == "true" or "dagster/auto_retry_run_id" in run.tags
 
 
 def _verdict_key(run: dg.DagsterRun, kind: str) -> str:

@@ -11,7 +11,7 @@ import dagster as dg
 from dagster_resilient.briefs import StoredBriefs
 from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.launchers import Webserver
-from dagster_resilient.recovery import RecoveryPolicy
+from dagster_resilient.recovery import RecoveryPolicy, Rests
 from dagster_resilient.resources import ResilientResource
 from dagster_resilient.scopes import ManagedRuns
 from dagster_resilient.tick import RecoveryTick
@@ -50,7 +50,7 @@ def build_recovery_sensor(
     Raises:
         ConfigurationError: `code_locations` or `webserver_headers` without `webserver_url`.
     """
-    chosen = policy or RecoveryPolicy()
+    chosen, rests = policy or RecoveryPolicy(), Rests()
     if webserver_url is None and (code_locations is not None or webserver_headers is not None):
         raise ConfigurationError(
             "build_recovery_sensor: code_locations and webserver_headers say how to recover the runs of other code "
@@ -71,6 +71,6 @@ def build_recovery_sensor(
             apart["scope"] = ManagedRuns(context.instance, code_locations)
             apart["briefs"] = StoredBriefs(resource.records, context.instance.get_run_by_id)
             apart["launcher"] = Webserver(context.instance, webserver_url, webserver_headers)
-        return dg.SkipReason(RecoveryTick(context, resource, chosen, **apart).run())
+        return dg.SkipReason(RecoveryTick(context, resource, chosen, rests=rests, **apart).run())
 
     return recovery

@@ -19,7 +19,7 @@ from dagster_resilient.briefs import Briefs, LiveBriefs
 from dagster_resilient.errors import StorageError
 from dagster_resilient.launchers import Launcher, OwnLocation
 from dagster_resilient.recover import Recoverer, is_half_launched
-from dagster_resilient.recovery import Observation, RecoveryPolicy, Sighting, hung, observe
+from dagster_resilient.recovery import Observation, RecoveryPolicy, Rests, Sighting, hung, observe
 from dagster_resilient.resources import ResilientResource
 from dagster_resilient.scopes import OwnRuns, Scope
 from dagster_resilient.state.beats import LiveName, list_beats, store_now
@@ -30,6 +30,7 @@ from dagster_resilient.storage.retry import hasty
 _LIVE = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 _RUNS_PER_QUERY = 500
 _LAUNCHES_PER_TICK = 200
+_GIVEN_UP_PER_TICK = 10
 _SECONDS_PER_TICK = 45.0
 
 
@@ -43,6 +44,7 @@ class RecoveryTick:
         scope: Which runs are looked after; by default those of the context's code location.
         briefs: Tells what a run computes; by default the context's definitions.
         launcher: Launches re-executions; by default from the context's definitions.
+        rests: What earlier ticks of this process found to need no look for now.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class RecoveryTick:
         scope: Scope | None = None,
         briefs: Briefs | None = None,
         launcher: Launcher | None = None,
+        rests: Rests | None = None,
     ) -> None:
         self._context, self._resource, self._policy = context, resource, policy
         self._instance = context.instance
@@ -62,6 +65,7 @@ class RecoveryTick:
         self._outcomes: Counter[str] = Counter()
         repository: Any = context.repository_def
         self._scope = scope or OwnRuns(context)
+        self._rests = Rests() if rests is None else rests
         self._recoverer = Recoverer(
             context.instance,
             resource,
@@ -71,6 +75,7 @@ class RecoveryTick:
             by=context.sensor_name,
             log=context.log,
             told=self,
+            rests=self._rests,
         )
 
     def count(self, what: str) -> None:
@@ -79,6 +84,10 @@ class RecoveryTick:
 
     def run(self) -> str:
         """Look, close what is lost, recover what failed; return what was done in words."""
+        with compat.kept_connections(self._instance):
+            return self._run()
+
+    def _run(self) -> str:
         memory = _read_cursor(self._context.cursor)
         try:
             observation, paused = self._detect(memory)
@@ -130,19 +139,34 @@ class RecoveryTick:
         if current is None or current.is_finished:
             return
         compat.report_run_failed(self._instance, current, f"{reason} Its later writes are refused.")
+        compat.free_slots(self._instance, run.run_id)
         self.count(f"{verdict} runs closed")
         self._context.log.warning(f"Run {run.run_id} is {verdict}: {why}.")
 
     # ---- recovery
 
     def _failed_runs(self) -> Iterable[dg.DagsterRun]:
+        """Yield the failed runs that nobody has re-executed, and that need a look."""
+        turn = self._rests.turn(_GIVEN_UP_PER_TICK)
+        known: set[str] = set()
         since = datetime.now(UTC) - timedelta(seconds=self._policy.lookback)
         failed = self._runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE], updated_after=since))
         while page := list(itertools.islice(failed, _RUNS_PER_QUERY)):
             # Most failed runs of a day have been re-executed long ago: one query tells for many.
             children = compat.children_of(self._instance, [run.run_id for run in page])
             again = {child.parent_run_id for child in children if not is_half_launched(child)}
-            yield from (run for run in page if run.run_id not in again)
+            left = [run for run in page if run.run_id not in again]
+            known |= {run.run_id for run in left}
+            yield from (run for run in left if run.run_id in turn or self._is_due(run))
+        self._rests.keep(known)
+
+    def _is_due(self, run: dg.DagsterRun) -> bool:
+        """Whether a failed run needs a look. Of one that rests people are told why, if they can expect more of it."""
+        if self._rests.is_due(run.run_id):
+            return True
+        if why := self._rests.why(run.run_id):
+            self.count(why)
+        return False
 
     # ---- bounds
 
@@ -167,7 +191,8 @@ class RecoveryTick:
             except Exception:
                 # One bad run must not stop the recovery of the others.
                 self._outcomes["skipped on an error"] += 1
-                self._context.log.exception(f"Recovery failed and is tried again at the next tick: {thing}")
+                run = thing if isinstance(thing, dg.DagsterRun) else thing[0]  # its config may hold secrets
+                self._context.log.exception(f"Recovery of run {run.run_id} failed and is tried again.")
 
 
 def _newest_worker_beats(beats: Iterable[LiveName]) -> dict[str, float]:

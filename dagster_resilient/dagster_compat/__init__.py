@@ -5,6 +5,7 @@ and why nothing public does. The rest of the library uses Dagster's public names
 """
 
 from dagster_resilient.dagster_compat.briefs import brief_of, newest_materialization
+from dagster_resilient.dagster_compat.connections import kept_connections
 from dagster_resilient.dagster_compat.definitions import (
     assets_of_step,
     belongs_to,
@@ -18,6 +19,15 @@ from dagster_resilient.dagster_compat.definitions import (
     run_asset_keys,
     step_key_of,
     upstream_keys,
+)
+from dagster_resilient.dagster_compat.features import (
+    dagster_retries,
+    free_slots,
+    reopen_backfill,
+    report_materialized,
+    take_retries_over,
+    why_backfill_is_over,
+    without_retries,
 )
 from dagster_resilient.dagster_compat.launch import (
     kept_checks,
@@ -72,9 +82,11 @@ __all__ = [
     "brief_of",
     "cancelled_by_user",
     "children_of",
+    "dagster_retries",
     "declared_outputs",
     "failed_step_errors",
     "failure_error_names",
+    "free_slots",
     "instance_id",
     "io_manager_is",
     "is_partition_tag",
@@ -83,6 +95,7 @@ __all__ = [
     "job_of_run",
     "job_resources",
     "kept_checks",
+    "kept_connections",
     "kept_tags",
     "launch_reexecution",
     "lineage_tags",
@@ -96,6 +109,8 @@ __all__ = [
     "partition_tags",
     "queue_once",
     "remaining_plan",
+    "reopen_backfill",
+    "report_materialized",
     "report_run_failed",
     "run_asset_keys",
     "run_group",
@@ -104,5 +119,8 @@ __all__ = [
     "step_tries_running",
     "steps_left",
     "successful_steps",
+    "take_retries_over",
     "upstream_keys",
+    "why_backfill_is_over",
+    "without_retries",
 ]

@@ -1,5 +1,7 @@
 """What Dagster's own features do with a run that recovery looks after: retries, pools, backfills, adopted values."""
 
+from collections.abc import Callable
+
 import dagster as dg
 from dagster._core.events import RunFailureReason, StepMaterializationData
 from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
@@ -12,7 +14,7 @@ LONGEST_PROMISE = 300.0
 _CANCELLED = {BulkActionStatus.CANCELING, BulkActionStatus.CANCELED}
 
 
-def dagster_retries(instance: dg.DagsterInstance, run: dg.DagsterRun, elapsed: float) -> bool:
+def dagster_retries(instance: dg.DagsterInstance, run: dg.DagsterRun, elapsed: Callable[[], float]) -> bool:
     """Return whether Dagster's own run retries act on a failed run, so that recovery stands back.
 
     Its mark is written a moment after the status. In between, and where an older Dagster wrote none, the answer is
@@ -21,21 +23,19 @@ def dagster_retries(instance: dg.DagsterInstance, run: dg.DagsterRun, elapsed: f
     Args:
         instance: The instance.
         run: The failed run.
-        elapsed: Seconds since it failed.
+        elapsed: Tells the seconds since it failed; asked only where that matters.
 
     Private: the tags' names, `DagsterInstance.run_retries_enabled`, and the rule of Dagster's retry daemon.
     """
     if dagster_tags.AUTO_RETRY_RUN_ID_TAG in run.tags:
         return True
-    if elapsed > LONGEST_PROMISE:
-        return False
     marked = run.tags.get(dagster_tags.WILL_RETRY_TAG)
-    if marked is not None:
-        return marked == "true"
-    if not instance.run_retries_enabled:
+    if marked == "false" or (marked is None and not instance.run_retries_enabled) or elapsed() > LONGEST_PROMISE:
         return False
+    if marked is not None:
+        return True
     reason = run.tags.get(dagster_tags.RUN_FAILURE_REASON_TAG)
-    return auto_reexecution_should_retry_run(instance, run, RunFailureReason(reason) if reason else None)
+    return bool(auto_reexecution_should_retry_run(instance, run, RunFailureReason(reason) if reason else None))
 
 
 def take_retries_over(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
@@ -106,8 +106,7 @@ def reopen_backfill(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
     backfill = instance.get_backfill(backfill_id) if backfill_id else None
     if backfill is None or not backfill.is_asset_backfill or backfill.status is not BulkActionStatus.COMPLETED_FAILED:
         return
-    reopened = backfill.with_status(BulkActionStatus.REQUESTED)
-    instance.update_backfill(reopened._replace(backfill_end_timestamp=None))
+    instance.update_backfill(backfill._replace(status=BulkActionStatus.REQUESTED, backfill_end_timestamp=None))
 
 
 def report_materialized(

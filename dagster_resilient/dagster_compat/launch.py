@@ -15,6 +15,7 @@ from dagster._core.snap import snapshot_from_execution_plan
 from dagster._core.storage import tags as dagster_tags
 
 from dagster_resilient.dagster_compat.definitions import assets_of_step, job_of_run
+from dagster_resilient.dagster_compat.features import without_retries
 from dagster_resilient.errors import ConfigurationError
 
 _NEVER_KEPT = dagster_tags.TAGS_TO_MAYBE_OMIT_ON_RETRY | {
@@ -212,10 +213,10 @@ def lineage_tags(parent: dg.DagsterRun) -> dict[str, str]:
 def kept_tags(parent: dg.DagsterRun, instance: dg.DagsterInstance) -> dict[str, str]:
     """Return the tags of a run that its re-execution keeps.
 
-    Kept are the user's tags, priority, concurrency keys, retry policy and partitions. Dropped is what belongs to the
-    one run: run key, tick, retry count, failure reason, and all hidden tags (gRPC address, pools, run worker). Tags of
-    a backfill are kept while it goes on: a finished one must not gain runs. These are Dagster's rules for its own
-    retries, made stricter.
+    Kept are the user's tags, priority, concurrency keys and partitions. Dropped is what belongs to the one run: run
+    key, tick, retry count, failure reason, and all hidden tags (gRPC address, pools, run worker). Tags of a backfill
+    are kept while it goes on: a finished one must not gain runs. These are Dagster's rules for its own retries, made
+    stricter. Those retries are switched off, where anybody would make them.
 
     Private: the tags' names, and `DagsterInstance.get_backfill`.
     """
@@ -224,7 +225,8 @@ def kept_tags(parent: dg.DagsterRun, instance: dg.DagsterInstance) -> dict[str, 
     going_on = backfill is not None and backfill.status == BulkActionStatus.REQUESTED
     dropped = _NEVER_KEPT - (dagster_tags.BACKFILL_TAGS if going_on else set())
     hidden = dagster_tags.HIDDEN_TAG_PREFIX
-    return {key: value for key, value in parent.tags.items() if key not in dropped and not key.startswith(hidden)}
+    kept = {key: value for key, value in parent.tags.items() if key not in dropped and not key.startswith(hidden)}
+    return kept | without_retries(instance, parent)
 
 
 def _remote_origin(context: dg.SensorEvaluationContext, parent: dg.DagsterRun) -> RemoteJobOrigin:

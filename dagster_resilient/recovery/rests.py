@@ -19,17 +19,21 @@ class Rests:
     """Until when each failed run rests. Times are those of this process's monotonic clock."""
 
     def __init__(self) -> None:
-        self._until: dict[str, float] = {}
+        self._until: dict[str, tuple[float, str]] = {}
         self._errors: dict[str, int] = {}
         self._given_up: dict[str, None] = {}
 
     def is_due(self, run_id: str) -> bool:
         """Whether a run is to be looked at."""
-        return time.monotonic() >= self._until.get(run_id, -math.inf)
+        return time.monotonic() >= self._until.get(run_id, (-math.inf, ""))[0]
 
-    def rest(self, run_id: str, seconds: float = math.inf) -> None:
+    def why(self, run_id: str) -> str:
+        """Return in words for people why a run rests, if that is worth a word."""
+        return self._until.get(run_id, (0.0, ""))[1]
+
+    def rest(self, run_id: str, seconds: float = math.inf, why: str = "") -> None:
         """Let a run rest; without a time, for good."""
-        self._until[run_id] = time.monotonic() + seconds
+        self._until[run_id] = time.monotonic() + seconds, why
         self._errors.pop(run_id, None)
 
     def give_up(self, run_id: str) -> None:
@@ -48,7 +52,7 @@ class Rests:
     def fail(self, run_id: str) -> None:
         """Let a run rest whose recovery raised an error, longer each time: the time of a tick belongs to the others."""
         times = self._errors.get(run_id, 0)
-        self.rest(run_id, min(_LONGEST_REST, _FIRST_REST * 2.0 ** min(times, 10)))
+        self.rest(run_id, min(_LONGEST_REST, _FIRST_REST * 2.0 ** min(times, 10)), "resting after an error")
         self._errors[run_id] = times + 1
 
     def keep(self, run_ids: Collection[str]) -> None:

@@ -174,6 +174,11 @@ def verdict_key(root: str, run_id: str, kind: str) -> str:
     return f"decisions/{encode_segment(root)}/{encode_segment(run_id)}.{kind}.json"
 
 
+def alert_key(sensor: str, run_id: str) -> str:
+    """Return the key under which a sensor notes that people were told of a run."""
+    return f"alerts/{encode_segment(sensor)}/{encode_segment(run_id)}.json"
+
+
 def claim_prefix(root: str) -> str:
     """Return the prefix of the numbered tries of a lineage."""
     return f"lineage/{encode_segment(root)}/"

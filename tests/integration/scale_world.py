@@ -25,6 +25,8 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._serdes import serialize_value
 
 from dagster_resilient import RecoveryPolicy, ResilientIOManager, ResilientResource, resilient_executor
+from dagster_resilient.launchers import OwnLocation, Relaunch
+from dagster_resilient.recovery import Rests
 from dagster_resilient.state.fences import claim_attempt, fence_run
 from dagster_resilient.state.owner import this_process
 from dagster_resilient.state.records import Verdict
@@ -88,29 +90,29 @@ class ScaleStore(FaultStore):
 
     Attributes:
         now: Time by the store's clock.
+        beats: Keys of the heartbeats, with their run. They stand beside the objects: a store in memory looks through
+            all its keys at each listing, which a real one does not.
         beat_at: Time of the last beat of runs that beat no more.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
         self.now = datetime.now(UTC)
+        self.beats: dict[str, str] = {}
         self.beat_at: dict[str, datetime] = {}
         self.pages = 0
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Yield the objects under a prefix."""
         found = [*super().list(prefix, start_after)]
+        if prefix == keys.live_prefix():
+            found += [ObjectInfo(key, 2, self.beat_at.get(run_id, self.now)) for key, run_id in self.beats.items()]
         self.pages += max(1, -(-len(found) // PAGE))
-        return (self._timed(info) for info in found)
+        return iter(found)
 
     def head(self, key: str) -> ObjectInfo:
         """Return size and time."""
-        return self._timed(super().head(key))
-
-    def _timed(self, info: ObjectInfo) -> ObjectInfo:
-        named = keys.decode_live_key(info.key) if self.beat_at else None
-        when = self.now if named is None else self.beat_at.get(named[0], self.now)
-        return dataclasses.replace(info, last_modified=when)
+        return dataclasses.replace(super().head(key), last_modified=self.now)
 
     def reads(self) -> int:
         """How many reads there were."""
@@ -129,6 +131,7 @@ class Costs:
         queries: Statements on the instance's database.
         connections: Connections opened to it.
         seconds: Of the whole tick.
+        submitted: Seconds from the beginning of the tick until each re-execution stood in the queue.
         cursor: Bytes of the cursor that it left.
     """
 
@@ -139,15 +142,33 @@ class Costs:
     queries: int = 0
     connections: int = 0
     seconds: float = 0.0
+    submitted: list[float] = dataclasses.field(default_factory=list)
     cursor: int = 0
+
+
+class Watched:
+    """Launches, and notes when that was done."""
+
+    def __init__(self, context: dg.SensorEvaluationContext, costs: Costs) -> None:
+        self._launcher, self._costs, self._begun = OwnLocation(context), costs, time.perf_counter()
+
+    def launch(self, wanted: Relaunch) -> bool:
+        """Launch a re-execution."""
+        new = self._launcher.launch(wanted)
+        self._costs.submitted.append(time.perf_counter() - self._begun)
+        return new
 
 
 class ScaleWorld:
     """All of it, and the sensor.
 
     Attributes:
-        live: The runs in progress.
-        waiting, given_up, settled: The failed runs without a re-execution, by what was decided on them.
+        live: The runs in progress that nothing has happened to.
+        waiting: Failed runs that wait for their backoff.
+        given_up: Failed runs that new code or new data would arm again.
+        settled: Failed runs with another last word.
+        cursor: What the last tick left with Dagster.
+        rests: What the last tick left in its process.
     """
 
     def __init__(self, instance: dg.DagsterInstance, scale: Scale) -> None:
@@ -157,6 +178,7 @@ class ScaleWorld:
         self.resource: Any = ResilientResource(url=self.store.url)
         vars(self.resource)["store"] = self.store
         self.cursor: str | None = None
+        self.rests = Rests()
         self._random = random.Random(scale.runs)
         self.repository = _definitions(self.resource, scale.partitions)
         self._inputs = self._learn_inputs()
@@ -177,24 +199,34 @@ class ScaleWorld:
 
     def _insert_runs(self) -> None:
         scale = self.scale
-        replaced = [self._run(FAILURE) for _ in range(scale.replaced)]
-        children = [self._run(SUCCESS, parent=run) for run in replaced]
-        finished = [self._run(SUCCESS) for _ in range(scale.finished - len(children))]
+        self.settled: list[dg.DagsterRun] = []
+        self.add_history(scale.finished - scale.replaced, scale.replaced, scale.settled)
         roots = [self._run(FAILURE) for _ in range(scale.given_up)]
         self.given_up = [self._run(FAILURE, parent=run) for run in roots]
-        self.settled = [self._run(FAILURE) for _ in range(scale.settled)]
         self.waiting = [self._run(FAILURE) for _ in range(scale.waiting)]
         self.live = [self._run(STARTED) for _ in range(scale.live)]
-        older = [*replaced, *children, *finished, *roots, *self.given_up, *self.settled]
-        self._random.shuffle(older)
-        self._insert(older, timedelta(hours=20))
+        self._insert([*roots, *self.given_up], timedelta(hours=20))
         self._insert([*self.waiting, *self.live], timedelta(0))
         for run in self.given_up:
             self._decide(run, "gave up", "user_error")
-        for run in self.settled:
-            self._decide(run, "left", "cancelled")
         for run in self.waiting:
-            fence_run(self.records, run.run_id, reason="Lost: a test.", failure_class="hung", by="test")
+            fence_run(self.records, run.run_id, reason="Hung: a test.", failure_class="hung", by="test")
+
+    def add_history(self, finished: int, replaced: int, settled: int) -> None:
+        """Add runs of the last day with which nobody has to do any more; see `Scale`."""
+        failed = [self._run(FAILURE) for _ in range(replaced)]
+        children = [self._run(SUCCESS, parent=run) for run in failed]
+        more = [self._run(FAILURE) for _ in range(settled)]
+        runs = [*failed, *children, *(self._run(SUCCESS) for _ in range(finished)), *more]
+        self._random.shuffle(runs)
+        self._insert(runs, timedelta(hours=20))
+        for run in more:
+            self.settle(run)
+        self.settled += more
+
+    def settle(self, run: dg.DagsterRun) -> None:
+        """Record the last word on a run."""
+        self._decide(run, "left", "cancelled")
 
     def _run(self, status: dg.DagsterRunStatus, parent: dg.DagsterRun | None = None) -> dg.DagsterRun:
         """A run over a few neighbouring partitions, as a code server would have launched it."""
@@ -227,16 +259,14 @@ class ScaleWorld:
     def _decide(self, run: dg.DagsterRun, action: Any, failure: str) -> None:
         root = run.root_run_id or run.run_id
         self.records.create(
-            f"decisions/{root}/{run.run_id}.final.json",
+            keys.verdict_key(root, run.run_id, "final"),
             Verdict(run_id=run.run_id, action=action, failure_class=failure, reason="A test."),
         )
 
     def _beat(self) -> None:
-        for run in self.live:
-            self.store.put(keys.live_key(run.run_id, "worker", uuid.uuid4().hex), b"{}")
-        for n in range(self.scale.tasks):
-            run = self.live[n % len(self.live)]
-            self.store.put(keys.live_key(run.run_id, "step", uuid.uuid4().hex), b"{}")
+        steps = [self.live[n % len(self.live)].run_id for n in range(self.scale.tasks)]
+        beating = [("worker", run.run_id) for run in self.live] + [("step", run_id) for run_id in steps]
+        self.store.beats = {keys.live_key(run_id, role, uuid.uuid4().hex): run_id for role, run_id in beating}
 
     def commit(self, run: dg.DagsterRun, count: int) -> None:
         """Commit the first partitions of a run, as its step does."""
@@ -248,11 +278,16 @@ class ScaleWorld:
 
     # ---- what happens
 
+    def take(self, count: int) -> list[dg.DagsterRun]:
+        """So many live runs that nothing has happened to yet."""
+        taken, self.live = self.live[:count], self.live[count:]
+        return taken
+
     def lose(self, runs: Iterable[dg.DagsterRun]) -> None:
         """Let the machines of some runs vanish."""
         self.store.beat_at |= {run.run_id: self.store.now for run in runs}
 
-    def tick(self, policy: RecoveryPolicy = PATIENT, later: float = 10.0) -> Costs:
+    def tick(self, policy: RecoveryPolicy = PATIENT, later: float = 10.0, **options: Any) -> Costs:
         """Let the sensor look once, so many seconds after the last time; return what that cost."""
         self.store.now += timedelta(seconds=later)
         self.store.operations.clear()
@@ -267,8 +302,9 @@ class ScaleWorld:
             cursor=self.cursor,
         )
         with counted_queries() as costs:
-            begun = time.perf_counter()
-            costs.words = RecoveryTick(context, self.resource, policy).run()
+            begun, launcher = time.perf_counter(), Watched(context, costs)
+            tick = RecoveryTick(context, self.resource, policy, launcher=launcher, rests=self.rests, **options)
+            costs.words = tick.run()
             costs.seconds = time.perf_counter() - begun
         self.cursor = context.cursor
         costs.lists, costs.reads = self.store.pages, self.store.reads()

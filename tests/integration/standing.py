@@ -71,8 +71,7 @@ class Standing:
     def tick(self, *others: str) -> str:
         """Evaluate the recovery sensor, and others by name, once; return what the recovery said."""
         wanted = {"resilient_recovery", *others}
-        skipped = mock.patch("dagster._daemon.sensor.is_under_min_interval", lambda _, sensor: sensor.name not in wanted)
-        with skipped:
+        with mock.patch("dagster._daemon.sensor.is_under_min_interval", lambda _, found: found.name not in wanted):
             list(execute_sensor_iteration(self._context, _LOGGER, None, None))
         states = [state for state in self.instance.all_instigator_state() if "recovery" in state.instigator_name]
         (state,) = states
@@ -91,6 +90,11 @@ class Standing:
     def monitor(self) -> None:
         """Let Dagster's run monitoring look."""
         list(execute_run_monitoring_iteration(self._context, _LOGGER))
+
+    def monitored(self, run: dg.DagsterRun) -> dg.DagsterRun:
+        """Let Dagster's run monitoring look, and return a run as it stands thereafter."""
+        self.monitor()
+        return self.now(run)
 
     def backfill(self, times: int = 1) -> None:
         """Let Dagster's backfill daemon go on."""
@@ -226,7 +230,8 @@ class Standing:
         """Let a run have ended so much earlier."""
         ended = RunsTable.c.end_time
         older = sa.update(RunsTable).where(RunsTable.c.run_id == run.run_id).values({ended: ended - seconds})
-        with self.instance.run_storage.connect() as connection:
+        storage: Any = self.instance.run_storage
+        with storage.connect() as connection:
             connection.execute(older)
 
     def tick_until(self, done: Callable[[], Any], seconds: float = 60.0) -> None:
@@ -262,7 +267,8 @@ def stand(folder: Path, settings: str = "") -> Iterator[Standing]:
     (folder / "home").mkdir()
     (folder / "home" / "dagster.yaml").write_text(SETTINGS + settings)
     shutil.copyfile(LOCATION, folder / "pipeline.py")
-    path = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # the code server needs the launcher
+    # The code server opens the instance too, and thus needs the launcher.
+    path = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with mock.patch.dict(os.environ, PYTHONPATH=path), dg.DagsterInstance.from_config(str(folder / "home")) as instance:
         target = PythonFileTarget(
             python_file=str(folder / "pipeline.py"),

@@ -1,4 +1,4 @@
-"""A launcher that starts nothing, and says of each worker what the test wants: it also resumes runs, as Dagster's do."""
+"""A launcher that starts nothing, and says of each worker what the test wants. It resumes runs, as Dagster's do."""
 
 from typing import Any, ClassVar
 
@@ -7,7 +7,7 @@ from dagster._core.launcher import CheckRunHealthResult, WorkerStatus
 from dagster._core.test_utils import MockedRunLauncher
 
 
-class Launcher(MockedRunLauncher):  # type: ignore[misc]
+class Launcher(MockedRunLauncher):
     """The test's own process plays the worker.
 
     Attributes:

@@ -1,6 +1,6 @@
 """The code location of the tests beside Dagster's own daemons; it is copied into each test's folder."""
 
-import datetime
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,10 @@ def note(name: str, line: str) -> None:
         notes.write(f"{line}\n")
 
 
-def an_asset(name: str, *above: str, partitions: Any = LETTERS, policy: Any = None, **options: Any) -> Any:
+def an_asset(name: str, *above: str, partitions: Any = LETTERS, policy: Any = None) -> Any:
     """Return an asset that computes one number for each of its partitions."""
 
-    @dg.asset(
-        name=name, deps=list(above), partitions_def=partitions, backfill_policy=policy, code_version="1", **options
-    )
+    @dg.asset(name=name, deps=list(above), partitions_def=partitions, backfill_policy=policy, code_version="1")
     def asset(context: dg.AssetExecutionContext, resilient: ResilientResource) -> None:
         if partitions is None:
             context.log.info(str(compute(name)))
@@ -86,7 +84,7 @@ def trained(context: dg.AssetExecutionContext, resilient: ResilientResource) -> 
 @dg.asset(
     code_version="1",
     automation_condition=dg.AutomationCondition.missing() & ~dg.AutomationCondition.in_progress(),
-    freshness_policy=dg.FreshnessPolicy.time_window(fail_window=datetime.timedelta(hours=1)),
+    freshness_policy=dg.FreshnessPolicy.time_window(fail_window=dt.timedelta(hours=1)),
 )
 def automated() -> int:
     """A value that declarative automation asks for, as soon as the test lets it."""

@@ -33,7 +33,7 @@ def here(dagster: Standing) -> Iterator[Standing]:
 class Backfill:
     """A backfill, launched as the UI does."""
 
-    def __init__(self, here: Standing, *assets: str, partitions: str = "ab") -> None:
+    def __init__(self, here: Standing, *assets: str, partitions: str = "ab", **tags: str) -> None:
         self.here, self.id = here, make_new_backfill_id()
         workspace = here.request()
         here.instance.add_backfill(
@@ -43,7 +43,7 @@ class Backfill:
                 partition_names=list(partitions),
                 asset_selection=[dg.AssetKey(name) for name in assets],
                 backfill_timestamp=time.time(),
-                tags={"team": "b"},
+                tags={"team": "b", **tags},
                 dynamic_partitions_store=here.instance,
                 all_partitions=False,
                 title=None,
@@ -53,11 +53,16 @@ class Backfill:
         )
 
     @property
-    def status(self) -> BulkActionStatus:
-        """Where it stands."""
+    def found(self) -> PartitionBackfill:
+        """What the instance holds of it."""
         found = self.here.instance.get_backfill(self.id)
         assert found is not None
-        return found.status
+        return found
+
+    @property
+    def status(self) -> BulkActionStatus:
+        """Where it stands."""
+        return self.found.status
 
     def runs(self) -> list[dg.DagsterRun]:
         """Its runs, oldest first."""
@@ -152,14 +157,29 @@ def test_a_cancelled_backfill_is_left_alone(here: Standing) -> None:
     here.queue()
     failed, waiting = backfill.runs()
     here.work(failed)
-    found = here.instance.get_backfill(backfill.id)
-    here.instance.update_backfill(found.with_status(BulkActionStatus.CANCELING))
+    here.instance.update_backfill(backfill.found._replace(status=BulkActionStatus.CANCELING))
     here.backfill()
     here.tick()
     assert here.children(failed) == here.children(waiting) == []
     verdict = here.final(failed)
     assert verdict is not None
     assert verdict.failure_class == "cancelled"
+
+
+def test_a_backfill_that_was_launched_again_is_left_alone(here: Standing) -> None:
+    """It ended as failed, and a user launched it anew: what is missing is computed there, and not twice."""
+    here.fail_next("each", "a")
+    backfill = Backfill(here, "each", partitions="a")
+    here.backfill()
+    (failed,) = here.work_all()
+    here.backfill(2)
+    assert backfill.status is FAILED
+    again = Backfill(here, "each", partitions="a", **{"dagster/parent_backfill_id": backfill.id})
+    assert again.run_out() is COMPLETED
+    assert here.children(failed) == []
+    verdict = here.final(failed)
+    assert verdict is not None
+    assert again.id in verdict.reason
 
 
 def test_a_backfill_whose_run_gave_up_ends_as_failed(here: Standing) -> None:
@@ -226,6 +246,7 @@ def test_a_recovered_asset_is_fresh(here: Standing) -> None:
     here.work_all()
     assert here.only_child(failed).status is SUCCESS
     latest = here.instance.get_latest_materialization_event(dg.AssetKey("automated"))
+    assert latest is not None
     assert latest.run_id == here.only_child(failed).run_id
     assert here.freshness("automated") is FreshnessState.PASS
 

@@ -50,6 +50,7 @@ def test_the_public_names() -> None:
         "load",
         "open_store",
         "open_task",
+        "plan_run",
         "resilient_executor",
         "retire_task",
         "task_history",
