@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dagster_resilient.alerts import RunGaveUp as RunGaveUp
+    from dagster_resilient.alerts import build_gave_up_sensor as build_gave_up_sensor
     from dagster_resilient.checkpoint import AnySavePolicy as AnySavePolicy
     from dagster_resilient.checkpoint import EverySeconds as EverySeconds
     from dagster_resilient.checkpoint import EverySteps as EverySteps
@@ -34,7 +36,9 @@ _HOMES = {
     "RecoveryPolicy": "recovery",
     "ResilientIOManager": "io_managers",
     "ResilientResource": "resources",
+    "RunGaveUp": "alerts",
     "Task": "task",
+    "build_gave_up_sensor": "alerts",
     "build_recovery_sensor": "sensors",
     "collect_garbage": "state.garbage",
     "list_tasks": "state.history",

@@ -148,6 +148,7 @@ SETTINGS = {
     "ResilientResource": lambda: fields(dagster_resilient.ResilientResource),
     "ResilientIOManager": lambda: fields(dagster_resilient.ResilientIOManager),
     "build_recovery_sensor": lambda: parameters(dagster_resilient.build_recovery_sensor),
+    "build_gave_up_sensor": lambda: parameters(dagster_resilient.build_gave_up_sensor),
     "RecoveryPolicy": policy,
     "open_task": lambda: parameters(dagster_resilient.open_task),
     "Training": lambda: parameters(TrainingSession, "task"),

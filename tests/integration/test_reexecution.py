@@ -20,6 +20,7 @@ LOCATION = '''
 import os, signal, time, uuid
 import dagster as dg
 from dagster_resilient import dagster_compat as compat
+from dagster_resilient.recovery.brief import PartitionList
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 monthly = dg.StaticPartitionsDefinition(["2024-01", "2024-02", "2024-03", "2024-04"])
@@ -61,8 +62,7 @@ def again(context):
             continue
         tags = {k: v for k, v in compat.kept_tags(run, context.instance).items() if not compat.is_partition_tag(k)}
         wanted = [dg.AssetKey("trained"), dg.AssetKey("predicted")]
-        missing = {wanted[0]: [None], wanted[1]: ["2024-02", "2024-03"]}
-        tags |= compat.partition_tags(context.repository_def, missing, context.instance)
+        tags |= compat.partition_tags([None, "2024-02", "2024-03"], [PartitionList.of(monthly.get_partition_keys())])
         child = str(uuid.uuid5(uuid.NAMESPACE_OID, run.run_id))
         news = [
             compat.launch_reexecution(context, run, run_id=child, asset_keys=wanted, tags=tags | {"why": "test"})[1]
