@@ -15,13 +15,13 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_resilient import RecoveryPolicy, ResilientIOManager, ResilientResource, resilient_executor
 from dagster_resilient import dagster_compat as compat
-from dagster_resilient.tick import RecoveryTick
 from dagster_resilient.state.fences import claim_attempt
 from dagster_resilient.state.owner import this_process
 from dagster_resilient.state.records import Verdict
 from dagster_resilient.state.store import ObjectRecords
 from dagster_resilient.storage.object_store import open_store
 from dagster_resilient.task import Attempt
+from dagster_resilient.tick import RecoveryTick
 from dagster_resilient.values import store_value
 
 T = TypeVar("T")
