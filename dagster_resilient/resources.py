@@ -44,7 +44,7 @@ RUN_WORKER_ENV = "DAGSTER_RESILIENT_RUN_WORKER"
 RECOVERY_OF_TAG = "resilient/recovery_of"
 RESUME_TAG = "resilient/resume"
 REUSED = "resilient/reused"
-# Dagster copies this one to "re-execute all". So at the end of a run its worker puts the parent's id in place of "true".
+# Dagster copies this one to "re-execute all". So when a run ends, its worker puts the parent's id in place of "true".
 _ASSET_RESUME_TAG = "dagster/is_asset_resume_retry"
 _RESUMING_TAGS = ("dagster/is_resume_retry", _ASSET_RESUME_TAG, RESUME_TAG)
 _LONGEST_CHAIN = 1000
