@@ -123,7 +123,7 @@ def on_run_worker_start(
     _refuse_unfit(stores, execution_plan)
     _refuse_hints(plan_context)
     with ExitStack() as stack:
-        stack.enter_context(named_run_worker())
+        stack.enter_context(named_run_worker(plan_context.run_id))
         brief = partial(_brief, plan_context)
         for store in stores:
             stack.enter_context(store.run_worker(plan_context.dagster_run, plan_context.instance, brief))
@@ -185,10 +185,10 @@ def marked_where_unfinished(plan_context: PlanOrchestrationContext) -> Iterator[
 
 
 @contextmanager
-def named_run_worker() -> Iterator[None]:
+def named_run_worker(run_id: str) -> Iterator[None]:
     """Name this process to its children as their run worker: pid and start time, since a pid alone is used again."""
     before = os.environ.get(RUN_WORKER_ENV)
-    os.environ[RUN_WORKER_ENV] = f"{os.getpid()}:{start_ticks(os.getpid()) or 0}"
+    os.environ[RUN_WORKER_ENV] = f"{os.getpid()}:{start_ticks(os.getpid()) or 0}:{run_id}"
     try:
         yield
     finally:

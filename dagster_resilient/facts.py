@@ -1,7 +1,7 @@
 """What is done and what is missing of a run, read from our commits, the storage itself and Dagster's events."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import dagster as dg
@@ -167,13 +167,25 @@ class RunFacts:
         runs = {run.run_id: run for run in self._group}
         for asset, brief in zip(self.assets, self.brief.assets, strict=True):
             key = dg.AssetKey(list(asset.key))
-            recorded = compat.materialized_partitions(self._instance, runs, key)
             committed = {p: value for p in asset.partitions if (value := self._values.get((asset.key, p)))}
+            recorded = compat.materialized_partitions(self._instance, runs, key) - self._torn(key, committed)
             for partition in sorted(committed.keys() - recorded, key=str):
                 value = committed[partition]
                 if value.run_id in runs:
                     made = self._adopted(key, partition, value)
                     compat.report_materialized(self._instance, runs[value.run_id], brief.step_key, made)
+
+    def _torn(self, key: dg.AssetKey, committed: Mapping[Partition, ValueRef]) -> set[Partition]:
+        """Return the partitions whose event stands in the run's log, and not in that of all assets.
+
+        On SQLite Dagster writes it in two places. Only the last event of a run can lack the second.
+        """
+        last = {value.run_id: partition for partition, value in committed.items()}
+        return {
+            partition
+            for run_id, partition in last.items()
+            if not compat.is_materialized_by(self._instance, key, partition, run_id)
+        }
 
     def _adopted(self, key: dg.AssetKey, partition: str | None, value: ValueRef) -> dg.AssetMaterialization:
         metadata = {"resilient/adopted_from": value.run_id, "dagster/uri": f"{self._store.url}/{value.location}"}

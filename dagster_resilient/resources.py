@@ -20,7 +20,6 @@ from dagster_resilient.dagster_compat import cancelled_by_user, instance_id, run
 from dagster_resilient.errors import ConfigurationError
 from dagster_resilient.state.fences import fence_run
 from dagster_resilient.state.heartbeat import ensure_sidecar
-from dagster_resilient.state.owner import start_ticks
 from dagster_resilient.state.records import ValueRef
 from dagster_resilient.state.store import ObjectRecords, RecordStore, open_state
 from dagster_resilient.storage.object_store import ObjectStore, open_store
@@ -184,7 +183,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
                     instance_id=instance_id(instance),
                     interval=self.heartbeat_seconds,
                     ttl=self.ttl_seconds,
-                    worker=_run_worker(),
+                    worker=_run_worker(run.run_id),
                     records=self._own_records,
                     cancelled=partial(_is_cancelled, instance, run.run_id),
                 )
@@ -312,10 +311,11 @@ def _is_cancelled(instance: dg.DagsterInstance, run_id: str) -> bool:
     return run is not None and cancelled_by_user(instance, run)
 
 
-def _run_worker() -> tuple[int, int] | None:
-    """Return the run worker that the executor named in the environment, unless this process is it."""
-    text = os.environ.get(RUN_WORKER_ENV)
-    if not text:
-        return None
-    pid, started = (int(part) for part in text.split(":"))
-    return None if pid == os.getpid() or start_ticks(pid) != started else (pid, started)
+def _run_worker(run_id: str) -> tuple[int, int] | None:
+    """Return the run worker that the executor named in the environment, unless this process is it.
+
+    Also where it is dead already: a step that began as an orphan must end like any other. The run tells it from the
+    worker of another run, of which this process was started by a step.
+    """
+    pid, started, of_run = (os.environ.get(RUN_WORKER_ENV) or "0:0:").split(":", 2)
+    return (int(pid), int(started)) if of_run == run_id and int(pid) != os.getpid() else None

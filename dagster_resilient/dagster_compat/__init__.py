@@ -4,7 +4,7 @@ Dagster may change a private name in any release. So each function here says aft
 and why nothing public does. The rest of the library uses Dagster's public names alone.
 """
 
-from dagster_resilient.dagster_compat.briefs import brief_of, newest_materialization
+from dagster_resilient.dagster_compat.briefs import brief_of, is_materialized_by, newest_materialization
 from dagster_resilient.dagster_compat.connections import kept_connections
 from dagster_resilient.dagster_compat.definitions import (
     assets_of_step,
@@ -89,6 +89,7 @@ __all__ = [
     "free_slots",
     "instance_id",
     "io_manager_is",
+    "is_materialized_by",
     "is_partition_tag",
     "job_executor_name",
     "job_of",

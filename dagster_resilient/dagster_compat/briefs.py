@@ -17,6 +17,9 @@ from dagster_resilient.dagster_compat.definitions import (
 from dagster_resilient.dagster_compat.partitions import partition_keys_of_run, shared_partition
 from dagster_resilient.recovery.brief import AboveBrief, AssetBrief, CheckBrief, PartitionList, RunBrief
 
+# A run that recovery looks at has ended just now: hardly anybody can have materialized the same since.
+_NEWEST = 20
+
 
 def brief_of(
     repository_def: dg.RepositoryDefinition,
@@ -121,3 +124,9 @@ def newest_materialization(instance: dg.DagsterInstance, key: dg.AssetKey, parti
     wanted = dg.AssetRecordsFilter(key, asset_partitions=None if partition is None else [partition])
     found = instance.fetch_materializations(wanted, limit=1).records
     return found[0].storage_id if found else None
+
+
+def is_materialized_by(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None, run_id: str) -> bool:
+    """Return whether one of the newest materializations of an asset, of one partition if it is given, is a run's."""
+    wanted = dg.AssetRecordsFilter(key, asset_partitions=None if partition is None else [partition])
+    return any(record.run_id == run_id for record in instance.fetch_materializations(wanted, limit=_NEWEST).records)

@@ -125,11 +125,11 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.mark.slow
 def test_steps_know_their_run_worker_and_it_has_a_heartbeat(place: Place) -> None:
-    """By pid and start time, so that a step can watch it; and the heartbeat says goodbye when the run ends."""
+    """By pid, start time and run, so that a step can watch it; and the heartbeat says goodbye when the run ends."""
     run = place.execute()
     assert run.status == dg.DagsterRunStatus.SUCCESS
     (facts,) = place.told("first", run)
-    assert facts["worker"] == facts["parent"]
+    assert facts["worker"] == f"{facts['parent']}:{run.run_id}"
     assert "worker" in facts["beats"]
     assert place.beats() == []
     assert place.told("third", run) == [{"value": 2}]
@@ -283,11 +283,11 @@ def test_execute_in_process_runs_with_a_memory_store() -> None:
 def test_the_run_worker_is_named_only_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """And an outer name comes back, also after an error."""
     monkeypatch.delenv(RUN_WORKER_ENV, raising=False)
-    with named_run_worker():
+    with named_run_worker("r"):
         inside = os.environ[RUN_WORKER_ENV]
-    assert inside == f"{os.getpid()}:{start_ticks(os.getpid())}"
+    assert inside == f"{os.getpid()}:{start_ticks(os.getpid())}:r"
     assert RUN_WORKER_ENV not in os.environ
-    monkeypatch.setenv(RUN_WORKER_ENV, "1:2")
-    with pytest.raises(KeyError), named_run_worker():
+    monkeypatch.setenv(RUN_WORKER_ENV, "1:2:outer")
+    with pytest.raises(KeyError), named_run_worker("r"):
         raise KeyError
-    assert os.environ[RUN_WORKER_ENV] == "1:2"
+    assert os.environ[RUN_WORKER_ENV] == "1:2:outer"
