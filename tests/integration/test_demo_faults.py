@@ -1,4 +1,8 @@
-"""The demo notices each fault that would break its promise."""
+"""The demo notices each fault that would break its promise. `make test` plants one of them, `make soak` each."""
+
+import os
+import random
+from datetime import UTC, datetime
 
 import pytest
 from demo_runs import demo
@@ -6,14 +10,17 @@ from demo_runs import demo
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 
-@pytest.mark.parametrize(
-    ("fault", "noticed"),
-    [
-        ("no_restore", "Training resumed at step 0"),
-        ("no_skip", "selects finished assets"),
-        ("no_fence", "committed 2 times"),
-    ],
-)
+FAULTS = [
+    ("no_restore", "Training resumed at step 0"),
+    ("no_skip", "selects finished assets"),
+    ("no_fence", "committed 2 times"),
+]
+# The seed is of the day, so that all workers of one run collect the same test. The test's name tells which it was.
+SEED = os.environ.get("RESILIENT_SEED") or datetime.now(UTC).date().isoformat()
+PLANTED = FAULTS if os.environ.get("RESILIENT_SOAK") == "1" else [random.Random(SEED).choice(FAULTS)]
+
+
+@pytest.mark.parametrize(("fault", "noticed"), PLANTED)
 def test_a_planted_fault_makes_the_demo_fail(tmp_path, fault, noticed):
     """Without restore, fence or skip the demo exits non-zero and says what went wrong."""
     done = demo(tmp_path / "demo", "--module", f"planted_{fault}")
