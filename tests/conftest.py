@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import subprocess
 import sys
 import uuid
@@ -31,10 +32,17 @@ S3FS = pytest.param("s3fs", marks=pytest.mark.s3)
 POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 
 SOAK = os.environ.get("RESILIENT_SOAK") == "1"
+# One for the whole run: the workers inherit it, and so all of them collect the same sampled tests.
+SEED = os.environ.setdefault("RESILIENT_SEED", str(random.SystemRandom().randrange(10**9)))
 
 # No deadline: a busy machine is no failure.
 hypothesis.settings.register_profile("usual", deadline=None, max_examples=1000 if SOAK else 60, print_blob=True)
 hypothesis.settings.load_profile("usual")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say with what the kill sweeps, and the other samples, can be played again."""
+    terminalreporter.write_line(f"RESILIENT_SEED={SEED}")
 
 
 # The files that take longest, longest first: begun last, each would hold up the end while other workers stand idle.

@@ -2,7 +2,6 @@
 
 import os
 import random
-from datetime import UTC, datetime
 
 import pytest
 from demo_runs import demo
@@ -15,9 +14,10 @@ FAULTS = [
     ("no_skip", "selects finished assets"),
     ("no_fence", "committed 2 times"),
 ]
-# The seed is of the day, so that all workers of one run collect the same test. The test's name tells which it was.
-SEED = os.environ.get("RESILIENT_SEED") or datetime.now(UTC).date().isoformat()
-PLANTED = FAULTS if os.environ.get("RESILIENT_SOAK") == "1" else [random.Random(SEED).choice(FAULTS)]
+# The test's name tells which it was.
+PLANTED = (
+    FAULTS if os.environ.get("RESILIENT_SOAK") == "1" else random.Random(os.environ["RESILIENT_SEED"]).sample(FAULTS, 1)
+)
 
 
 @pytest.mark.parametrize(("fault", "noticed"), PLANTED)
