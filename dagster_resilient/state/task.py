@@ -8,13 +8,14 @@ two is either seen, or written before the head was read by the successor, which 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
-from dagster_resilient.errors import FencedError, OwnershipError, StoreUnavailableError, TaskHeldError
+from dagster_resilient.errors import FencedError, OwnershipError, StorageError, StoreUnavailableError, TaskHeldError
 from dagster_resilient.state.entries import acquisition, next_entry
 from dagster_resilient.state.fences import read_fence
 from dagster_resilient.state.log import NumberedLog
@@ -321,7 +322,7 @@ class DurableTask:
         for _ in range(_CONFLICTS):
             entry = self._next(parent, kind, change(parent))
             sent_at = self.boottime()
-            if self.log.append(entry) and self._surely_stands(entry):
+            if self._append(entry) and self._surely_stands(entry):
                 self._hold(entry, sent_at)
                 self._trim_sometimes(entry)
                 return entry
@@ -355,6 +356,18 @@ class DurableTask:
         raise FencedError(
             f"{self}: {by} took the task over (generation {generation}, ours was {mine.generation}); stop here."
         )
+
+    def _append(self, entry: Entry) -> bool:
+        """Create an entry. Where nobody knows whether it was, the next one is looked at twice.
+
+        The entry may be there, be built upon by a successor, and be trimmed: then its number is free again, and the
+        first entry of the successor's generation, which is kept for ever, does not stand in the way.
+        """
+        try:
+            return self.log.append(entry)
+        except StorageError:
+            self._read_at = -math.inf
+            raise
 
     def _surely_stands(self, entry: Entry) -> bool:
         return self.boottime() - self._read_at < _FRESH_SECONDS or self.log.stands(entry)

@@ -41,6 +41,9 @@ run_coordinator:
   class: QueuedRunCoordinator
   config: {dequeue_interval_seconds: 1}
 """
+# By default a backfill ends as FAILED where the daemon reloads its workspace while the code server is away; and its six
+# tries in a row are soon over where the daemon comes around every second.
+_PATIENT_BACKFILLS = {"DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1", "DAGSTER_MAX_BACKFILL_RETRIES": "300"}
 
 
 class Line(NamedTuple):
@@ -78,7 +81,7 @@ class ChaosCluster(Cluster):
         place = {"host": "127.0.0.1", "port": self.port, "location_name": "chaos"}
         self.workspace.write_text(json.dumps({"load_from": [{"grpc_server": place}]}))
         here = {"CHAOS_FOLDER": str(self.folder), "CHAOS_SIZE": str(self.size), "PYTHONPATH": str(HERE)}
-        self.environment = here
+        self.environment = here | _PATIENT_BACKFILLS
 
     # ---- processes
 

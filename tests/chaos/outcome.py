@@ -30,7 +30,7 @@ class Story:
     name: str
     pairs: Sequence[Pair]
 
-    def wait(self, what: str, look: Callable[[], bool], seconds: float = 240.0) -> None:
+    def wait(self, what: str, look: Callable[[], bool], seconds: float = 300.0) -> None:
         """Wait for something to happen in it."""
         try:
             wait_for(f"{self.name}: {what}", lambda: look() or None, seconds)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 STORY, GATE_AT, GATE_FOR = "chaos/story", "chaos/gate_at", "chaos/gate_for"
 # Cells of the kill table: what is hit.
 CELLS = ["step", "worker", "server", "server_and_worker", "everything", "frozen", "late", "torn"]
+# The cell that has an asset below, which an IO manager stores: each step more costs as much as a whole range.
+WITH_TOTAL = "everything"
 FEW = [f"n{n:03}" for n in range(4)]
 RIGHT = [f"r{n}" for n in range(5)]
 
@@ -33,4 +35,4 @@ def box(size: int) -> list[str]:
 
 def many(size: int) -> list[str]:
     """The keys of the asset with one run for each partition, which are costly."""
-    return numbers(max(len(FEW), size // 5))
+    return numbers(max(3, size // 5))

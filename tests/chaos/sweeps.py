@@ -1,23 +1,17 @@
 """Kills a story's runs at random moments."""
 
-import os
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
-from cluster import kill, survivors, tree
+from cluster import ORPHAN_SECONDS, kill, survivors, tree
 from outcome import Story
 
 KINDS = ("step", "worker", "step and worker", "all")
-
-
-def choose_seed() -> int:
-    """RESILIENT_SEED, or a new one, which is printed."""
-    seed = int(os.environ.get("RESILIENT_SEED") or random.SystemRandom().randrange(10**6))
-    print(f"RESILIENT_SEED={seed}")
-    return seed
+# A step that was about to begin when its worker died has its time from then on.
+START_SECONDS = 30.0
 
 
 @dataclass
@@ -83,7 +77,7 @@ class Sweep:
         self.told.append(f"{kind} of {run_id[:8]} at {self._done()}")
         cluster.revive()
         if kind != "step":
-            self.orphans += survivors(below)
+            self.orphans += survivors(below, START_SECONDS + ORPHAN_SECONDS)
         return True
 
     def _victims(self, kind: str, worker: psutil.Process, steps: list[psutil.Process]) -> list[psutil.Process]:
