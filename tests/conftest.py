@@ -45,31 +45,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"RESILIENT_SEED={SEED}")
 
 
-# The files that take longest, longest first: begun last, each would hold up the end while other workers stand idle.
-_LONGEST = (
-    "test_demo_faults",
-    "test_demo",
-    "test_kill_table",
-    "test_range_kills",
-    "test_false_positives",
-    "test_outage",
-    "test_docs",
-    "test_reexecution",
-    "test_training_kill",
-    "test_reexecute_buttons",
-    "test_recovery_apart",
-    "test_executor",
-    "test_example_project",
-)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest: the longest files, then the other files with slow tests."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    places = {name: place for place, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: (places.get(item.path.stem, len(_LONGEST)), item.path not in slow))
-
-
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.SeaweedServer]:
     """The S3 server of this test session. A test that kills or freezes it brings it back before it ends."""

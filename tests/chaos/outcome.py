@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 from cluster import ChaosCluster, wait_for
@@ -58,19 +59,25 @@ class Story:
         return again
 
     def wrong_values(self) -> list[str]:
-        """Pairs whose value is not that of their last computation, or was committed more often than computed."""
+        """Pairs whose value is not of their last computation, was committed too often, or made of what is replaced."""
         computed: dict[Pair, list[str]] = {}
         for line in self.cluster.journal(self.name):
             computed.setdefault(line.pair, []).append(line.run_id)
         return [f"{pair}: {wrong}" for pair, runs in computed.items() if (wrong := self._wrong(pair, runs))]
 
     def _wrong(self, pair: Pair, runs: list[str]) -> str | None:
-        asset, partition = pair[0], None if pair[1] == UNPARTITIONED else pair[1]
-        value = load_value(self.cluster.store, (asset,), partition, dict)
-        entries = history(self.cluster.store, asset, partition)
+        value = self._load(*pair)
+        entries = history(self.cluster.store, *_named(*pair))
         commits = [entry.value.run_id for entry in entries if entry.kind == "value" and entry.value]
-        fits = value["run"] == runs[-1] == commits[-1] and not Counter(commits) - Counter(runs)
-        return None if fits else f"computed by {runs}, committed by {commits}, loads the one of {value['run']}"
+        stale = [name for name, run_id in value["read"].items() if self._load(*name.split("/"))["run"] != run_id]
+        if value["run"] == runs[-1] == commits[-1] and not Counter(commits) - Counter(runs) and not stale:
+            return None
+        return f"computed by {runs}, committed by {commits}, loads the one of {value['run']}, made of old {stale}"
+
+    def _load(self, asset: str, partition: str) -> dict[str, Any]:
+        name, key = _named(asset, partition)
+        value: dict[str, Any] = load_value(self.cluster.store, (name,), key, dict)
+        return value
 
     def unknown_to_dagster(self) -> set[Pair]:
         """Pairs that Dagster does not show as materialized."""
@@ -80,3 +87,8 @@ class Story:
         instance, key = self.cluster.instance, dg.AssetKey(asset)
         whole = {(asset, UNPARTITIONED)} if instance.get_latest_materialization_event(key) else set()
         return whole | {(asset, partition) for partition in instance.get_materialized_partitions(key)}
+
+
+def _named(asset: str, partition: str) -> tuple[str, str | None]:
+    """Return a pair as the library names it."""
+    return asset, None if partition == UNPARTITIONED else partition

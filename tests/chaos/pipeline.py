@@ -34,11 +34,16 @@ few, long, costly = (dg.StaticPartitionsDefinition(keys) for keys in (FEW, numbe
 square = dg.MultiPartitionsDefinition(
     {"left": dg.StaticPartitionsDefinition(left(SIZE)), "right": dg.StaticPartitionsDefinition(RIGHT)}
 )
+Values = dict[str, Any]
 single = dg.BackfillPolicy.single_run()
 
 
-def compute(context: dg.AssetExecutionContext, asset: str, partition: str, **read: Any) -> dict[str, Any]:
-    """Write the line, wait at the gate if there is one here, and take a little time."""
+def compute(context: dg.AssetExecutionContext, asset: str, partition: str, read: Values) -> Values:
+    """Write the line, wait at the gate if there is one here, and take a little time.
+
+    Returns:
+        The run, and the runs that had computed what was read, by asset and partition.
+    """
     story = context.run.tags[STORY]
     line = f"{asset} {partition} {os.getpid()} {context.run.run_id}\n"
     journal = os.open(FOLDER / f"journal-{story}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -51,7 +56,7 @@ def compute(context: dg.AssetExecutionContext, asset: str, partition: str, **rea
         while not (FOLDER / f"gate-{story}").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
     time.sleep(SECONDS)
-    return {"run": context.run.run_id, "sum": 1 + sum(value["sum"] for value in read.values())}
+    return {"run": context.run.run_id, "read": {name: value["run"] for name, value in read.items()}}
 
 
 def _die_in_the_middle_of_the_next_event() -> None:
@@ -96,8 +101,8 @@ def an_asset(
 
 
 def _compute_part(context: dg.AssetExecutionContext, name: str, part: Part, above: str | None) -> None:
-    read = {above: part.load(above, dict)} if above else {}
-    part.save(compute(context, name, part.key, **read))
+    read = {f"{above}/{part.key}": part.load(above, dict)} if above else {}
+    part.save(compute(context, name, part.key, read))
 
 
 def _only_the_middle(context: dg.AssetExecutionContext, name: str, task: Task) -> None:
@@ -108,11 +113,11 @@ def _only_the_middle(context: dg.AssetExecutionContext, name: str, task: Task) -
 
 
 def a_total(name: str, above: str) -> dg.AssetsDefinition:
-    """Return the sum over the few partitions of an asset; the IO manager stores it."""
+    """Return an asset that reads the few partitions of another; the IO manager stores it."""
 
     @dg.asset(name=name, deps=[above], code_version="1")
-    def asset(context: dg.AssetExecutionContext, resilient: ResilientResource) -> dict[str, Any]:
-        return compute(context, name, "-", **{key: resilient.load(above, dict, key) for key in FEW})
+    def asset(context: dg.AssetExecutionContext, resilient: ResilientResource) -> Values:
+        return compute(context, name, "-", {f"{above}/{key}": resilient.load(above, dict, key) for key in FEW})
 
     return asset
 

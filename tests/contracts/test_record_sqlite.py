@@ -233,7 +233,7 @@ def test_too_many_open_files_are_an_outage(sqlite_url: str) -> None:
     def work() -> None:
         assert open_records(f"{sqlite_url}.other").list("") == []  # all code is loaded
         highest = max(int(handle.name) for handle in Path("/proc/self/fd").iterdir())
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         held = []
         with contextlib.suppress(OSError):
             while True:

@@ -65,6 +65,17 @@ def telling(at: int, number: int = signal.SIGTERM, times: int = 1) -> Any:
     return each
 
 
+@pytest.fixture(autouse=True)
+def fresh_handlers() -> Iterator[None]:
+    """Those of a new process: tests before this one may have left others."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 # ---- a training
 
 
