@@ -69,6 +69,7 @@ class _Ear:
         self._forget()
 
     def _forget(self) -> None:
+        self._occasion = object()
         self.told: int | None = None
         self.held: BaseException | None = None
         self.answered = False
@@ -148,9 +149,9 @@ class _Ear:
                     self.held = error
         if any(listener.cancelled for listener in self._listeners):
             # Not threading.Thread: its start waits for locks that the interrupted code may hold.
-            _thread.start_new_thread(self._ask, (number,))
+            _thread.start_new_thread(self._ask, (number, self._occasion))
 
-    def _ask(self, number: int) -> None:
+    def _ask(self, number: int, occasion: object) -> None:
         """Ask the hosts whether a user wants the end. If so, let the signal through: nothing is waited for."""
         for listener in list(self._listeners):
             if listener.cancelled is None:
@@ -161,14 +162,14 @@ class _Ear:
                 log.warning("Whether a user cancelled the run could not be told: %s", error)
                 continue
             if cancelled:
-                self._let_it_through(number)
+                self._let_it_through(number, occasion)
                 return
 
-    def _let_it_through(self, number: int) -> None:
-        """Send the signal again, once, and only while somebody listens: a late answer must meet no other handler."""
+    def _let_it_through(self, number: int, occasion: object) -> None:
+        """Send the signal again, once, and only while the same work listens: a late answer must meet nobody else."""
         main = threading.main_thread().ident
         with self._lock:
-            if self.told is not None and not self._let_through and main is not None:
+            if self._occasion is occasion and not self._let_through and main is not None:
                 self._let_through = self.answered = True
                 signal.pthread_kill(main, number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
@@ -372,6 +373,24 @@ def test_a_users_cancel_does_not_wait_for_a_boundary() -> None:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             time.sleep(30)  # a signal that is let through ends it
+
+
+@pytest.mark.usefixtures("hosted")
+def test_a_late_answer_meets_no_later_work() -> None:
+    """The host was asked twice. One answer ended the work; the other one comes while the next work listens."""
+    late, hosts = threading.Event(), iter([lambda: late.wait(30), lambda: True])
+    others = _thread._count()
+    with pytest.raises(Interrupted), listening(Notice(lambda: next(hosts)(), alone=True)):  # noqa: PLW0108, PT012 - two hosts; waits
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(30)  # a signal that is let through ends it
+    with pytest.raises(PreemptedError), listening(Notice(lambda: False, alone=True)) as told:  # noqa: PT012 - it waits
+        signal.raise_signal(signal.SIGTERM)
+        late.set()
+        deadline = time.monotonic() + 30
+        while _thread._count() > others and time.monotonic() < deadline:
+            time.sleep(0.01)
+        told.leave("saved")
 
 
 @pytest.mark.usefixtures("hosted")
