@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
-from dagster_resilient.errors import FencedError, OwnershipError, StorageError, StoreUnavailableError, TaskHeldError
+from dagster_resilient.errors import FencedError, OwnershipError, StoreUnavailableError, TaskHeldError
 from dagster_resilient.state.entries import acquisition, next_entry
 from dagster_resilient.state.fences import read_fence
 from dagster_resilient.state.log import NumberedLog
@@ -322,7 +322,7 @@ class DurableTask:
         for _ in range(_CONFLICTS):
             entry = self._next(parent, kind, change(parent))
             sent_at = self.boottime()
-            if self._append(entry) and self._surely_stands(entry):
+            if self._append(entry):
                 self._hold(entry, sent_at)
                 self._trim_sometimes(entry)
                 return entry
@@ -358,19 +358,14 @@ class DurableTask:
         )
 
     def _append(self, entry: Entry) -> bool:
-        """Create an entry. Where nobody knows whether it was, the next one is looked at twice.
+        """Create an entry; True where it is known to be part of the history.
 
-        The entry may be there, be built upon by a successor, and be trimmed: then its number is free again, and the
-        first entry of the successor's generation, which is kept for ever, does not stand in the way.
+        Whatever else comes of it, the next create is looked at. One that we sent may have landed: unanswered, or
+        refused by a stranger in its place. A successor built upon it, and it was trimmed: then its number is free
+        again, and the first entry of the successor's generation, which is kept for ever, does not stand in the way.
         """
-        try:
-            return self.log.append(entry)
-        except StorageError:
-            self._read_at = -math.inf
-            raise
-
-    def _surely_stands(self, entry: Entry) -> bool:
-        return self.boottime() - self._read_at < _FRESH_SECONDS or self.log.stands(entry)
+        read_at, self._read_at = self._read_at, -math.inf
+        return self.log.append(entry) and (self.boottime() - read_at < _FRESH_SECONDS or self.log.stands(entry))
 
     def _next(self, head: Entry | None, kind: Kind, change: dict[str, Any]) -> Entry:
         return next_entry(head, kind, change, claim=self.claim, asset=self.asset, partition_key=self.partition_key)

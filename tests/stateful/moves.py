@@ -44,8 +44,10 @@ class Scenario:
         roles: The actors.
         faults: What may happen to operations.
         timed: Whether entries must be superseded for an hour before they are trimmed, and leased writers look twice
-            after half an hour, as in real life. Where False, entries go at once and leased writers never look twice:
-            then the first entries of the generations must be enough, which they are among leased writers.
+            after half an hour, as in real life. Where False, entries go at once and an old parent is no reason to look.
+            Then, among leased writers, the first entries of the generations must be enough: what another one writes
+            behind an owner's last entry is such an entry, is kept, and so refuses the owner for ever. What the owner
+            itself wrote there may be gone; therefore it looks wherever an earlier create of its own may have landed.
         crashes: Whether actors may end at any point.
         drawn: How many of the actors take part in one example; None: all. Few go deeper.
         prelude: Moves that come first, where a bug needs a long story.
