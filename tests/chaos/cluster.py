@@ -178,9 +178,9 @@ class ChaosCluster(Cluster):
         (self.folder / f"gate-{story}").touch()
 
     def logs(self) -> str:
-        """The ends of what daemons and code servers wrote, for when something went wrong."""
-        files = sorted(self.folder.glob("*-*.log"))
-        return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files)
+        """The ends of what the newest daemon and code server wrote, for when something went wrong."""
+        files = sorted(self.folder.glob("*-*.log"), key=lambda file: file.stat().st_mtime)[-3:]
+        return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-2000:]}" for file in files)
 
 
 class Client:

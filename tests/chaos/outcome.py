@@ -9,7 +9,7 @@ import dagster as dg
 from cluster import ChaosCluster, wait_for
 
 from dagster_resilient.values import load_value
-from example_project.demo.checks import history
+from example_project.demo.checks import history, recovery_event
 from example_project.demo.cluster import DemoError
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
@@ -36,7 +36,7 @@ class Story:
         try:
             wait_for(f"{self.name}: {what}", lambda: look() or None, seconds)
         except DemoError as error:
-            runs = [(run.run_id, run.status.value) for run in self.cluster.group(self.name)]
+            runs = [f"{run.run_id[:8]} {run.status.value}" for run in self.cluster.group(self.name)]
             raise AssertionError(f"{error} Its runs: {runs}\n{self.cluster.logs()}") from error
 
     def computed(self) -> set[Pair]:
@@ -44,9 +44,14 @@ class Story:
         return {line.pair for line in self.cluster.journal(self.name)}
 
     def is_over(self) -> bool:
-        """Whether the newest run of each of its groups has ended well, and everything is computed."""
-        newest = {run.root_run_id or run.run_id: run.status for run in self.cluster.group(self.name)}
-        return set(newest.values()) == {SUCCESS} and self.computed() == set(self.pairs)
+        """Whether everything is computed, and the newest run of each of its groups has ended well."""
+        newest = {run.root_run_id or run.run_id: run for run in self.cluster.group(self.name)}
+        return self.computed() == set(self.pairs) and all(map(self._has_ended_well, newest.values()))
+
+    def _has_ended_well(self, run: dg.DagsterRun) -> bool:
+        """A run that was killed after its last commit stays FAILURE; recovery says that nothing is left to do."""
+        told = recovery_event(self.cluster.instance, run.run_id) if run.status is FAILURE else None
+        return run.status is SUCCESS or (told or "").startswith("Recovery: adopted.")
 
     def computed_again(self) -> dict[str, list[Pair]]:
         """What each run began, and a later process began again."""
