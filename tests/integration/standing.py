@@ -4,6 +4,7 @@ The code server, the queue, the retries, the monitoring, the backfills and the s
 worker is played by the test's own process, step after step, or not at all: that is what a lost machine looks like.
 """
 
+import datetime as dt
 import importlib.util
 import logging
 import os
@@ -32,6 +33,7 @@ from dagster._daemon.monitoring.run_monitoring import execute_run_monitoring_ite
 from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
 from dagster._daemon.sensor import execute_sensor_iteration
 from dagster._grpc.types import ExecuteRunArgs
+from dagster._scheduler.scheduler import launch_scheduled_runs
 
 from dagster_resilient.state.beats import list_beats
 from dagster_resilient.state.fences import claim_attempt, read_fence
@@ -107,6 +109,11 @@ class Standing:
         daemon = AssetDaemon(settings={}, pre_sensor_interval_seconds=0)
         with mock.patch("dagster._daemon.asset_daemon.is_under_min_interval", return_value=False):
             daemon._run_iteration_impl(self._context, None, {}, {})
+
+    def schedule(self, now: dt.datetime) -> None:
+        """Let Dagster's scheduler look at a given time."""
+        errors = list(filter(None, launch_scheduled_runs(self._context, _LOGGER, now, {})))
+        assert not errors, errors
 
     def freshness(self, asset: str) -> Any:
         """Let Dagster judge how fresh things are, and return what it says of an asset."""

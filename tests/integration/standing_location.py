@@ -97,6 +97,14 @@ def asking() -> Any:
     return dg.RunRequest(run_key="only") if (HERE / "ask").exists() else dg.SkipReason("not yet")
 
 
+@dg.schedule(job_name="eaches", cron_schedule="0 0 * * *", default_status=dg.DefaultScheduleStatus.RUNNING)
+def daily(context: dg.ScheduleEvaluationContext) -> Any:
+    """Asks for one partition a day, as soon as the test lets it."""
+    if not (HERE / "daily").exists():
+        return dg.SkipReason("not yet")
+    return dg.RunRequest(partition_key="b", tags={"day": context.scheduled_execution_time.date().isoformat()})
+
+
 @dg.run_failure_sensor(minimum_interval_seconds=1, default_status=RUNNING)
 def every_failure(context: dg.RunFailureSensorContext) -> None:
     """Dagster's own alert."""
@@ -158,6 +166,7 @@ def definitions(executor: dg.ExecutorDefinition) -> dg.Definitions:
             asking,
             every_failure,
         ],
+        schedules=[daily],
         executor=executor,
         resources={"resilient": resilient, "io_manager": ResilientIOManager(resilient=resilient)},
     )

@@ -1,5 +1,9 @@
-"""How recovery stands with what asks for runs: backfills of assets and jobs, declarative automation, sensors."""
+"""How recovery stands with what asks for runs: backfills of assets and jobs, automation, sensors, schedules, people."""
 
+import datetime as dt
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -13,6 +17,7 @@ from standing import FAILURE, SUCCESS, Standing, stand
 COMPLETED, FAILED, GOING_ON = (
     BulkActionStatus.COMPLETED_SUCCESS, BulkActionStatus.COMPLETED_FAILED, BulkActionStatus.REQUESTED,
 )  # fmt: skip
+BELOW = dg.AssetKey("each_below")
 
 
 @pytest.fixture(scope="module")
@@ -264,4 +269,42 @@ def test_a_sensor_does_not_ask_for_what_is_re_executed(here: Standing) -> None:
     (here.folder / "ask").unlink()
     assert (child.parent_run_id, child.status) == (failed.run_id, SUCCESS)
     assert "dagster/run_key" not in child.tags
+    assert here.computed() == ["value", "below"]
+
+
+def test_a_schedule_does_not_ask_for_what_is_re_executed(here: Standing) -> None:
+    """Its run is recovered with its partition, and stays the schedule's; the next day asks for the next run."""
+    start = dt.datetime.now(dt.UTC)
+    day = dt.timedelta(days=1)
+    here.schedule(start)
+    (here.folder / "daily").touch()
+    here.fail_next("each_below", "b")
+    here.schedule(start + day)
+    (failed,) = here.work_all()
+    here.tick()
+    here.schedule(start + day)
+    (child,) = here.work_all()
+    here.schedule(start + 2 * day)
+    (next_day,) = here.work_all()
+    (here.folder / "daily").unlink()
+    assert (child.parent_run_id, child.status, child.asset_selection) == (failed.run_id, SUCCESS, {BELOW})
+    for kept in ("dagster/schedule_name", "dagster/partition", "day"):
+        assert child.tags[kept] == failed.tags[kept]
+    assert (next_day.parent_run_id, next_day.tags["day"] > child.tags["day"]) == (None, True)
+    assert here.computed() == ["each[b]", "each_below[b]", "each[b]", "each_below[b]"]
+
+
+def test_a_run_from_the_command_line_is_recovered(here: Standing) -> None:
+    """`dagster job launch`, with neither webserver nor daemon in between."""
+    here.fail_next("below")
+    workspace = here.folder / "workspace.yaml"
+    workspace.write_text("load_from: [{python_file: {relative_path: pipeline.py, location_name: here}}]")
+    where = ("-w", str(workspace), "-l", "here", "-j", "values", "--tags", '{"team": "c"}')
+    env = os.environ | {"DAGSTER_HOME": str(here.folder / "home")}
+    command = (sys.executable, "-m", "dagster", "job", "launch", *where)
+    subprocess.run(command, env=env, cwd=here.folder, check=True, capture_output=True, timeout=120)
+    (failed,) = here.work_all()
+    here.tick()
+    (child,) = here.work_all()
+    assert (child.parent_run_id, child.status, child.tags["team"]) == (failed.run_id, SUCCESS, "c")
     assert here.computed() == ["value", "below"]
