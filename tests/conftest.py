@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import os
@@ -43,6 +44,32 @@ hypothesis.settings.load_profile("usual")
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say with what the kill sweeps, and the other samples, can be played again."""
     terminalreporter.write_line(f"RESILIENT_SEED={SEED}")
+
+
+# The files that take longest, longest first: begun last, each would hold up the end while other workers stand idle.
+_LONGEST = (
+    "test_outage",
+    "test_demo",
+    "test_demo_faults",
+    "test_kill_table",
+    "test_range_kills",
+    "test_training_kill",
+    "test_docs",
+    "test_reexecute_buttons",
+    "test_recovery_apart",
+    "test_executor",
+    "test_reexecution",
+    "test_recovery_hang",
+    "test_example_project",
+    "test_preemption",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: the longest files, then those with most tests."""
+    sizes = collections.Counter(item.path for item in items)
+    places = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: (places.get(item.path.stem, len(_LONGEST)), -sizes[item.path], item.path))
 
 
 @pytest.fixture(scope="session")

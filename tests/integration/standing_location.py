@@ -156,6 +156,7 @@ def definitions(executor: dg.ExecutorDefinition) -> dg.Definitions:
             dg.define_asset_job("values", [value, below]),
             dg.define_asset_job("eaches", ["each", "each_below"], partitions_def=LETTERS),
             dg.define_asset_job("pooled_job", [pooled]),
+            dg.define_asset_job("unwatched", [value], executor_def=dg.in_process_executor),
             dg.define_asset_job("trained_job", [trained]),
             op_job,
         ],

@@ -207,7 +207,7 @@ def test_a_re_execution_is_queued_like_any_other_run(here: Standing) -> None:
     tags = {"team": "x", "dagster/priority": "7"}
     here.fail_next("value")
     run = here.work(here.launch("values", **tags))
-    other = here.launch("values", team="x")
+    other = here.launch("unwatched", team="x")  # nobody expects heartbeats of it, however slow the ticks are
     for _ in range(3):
         here.tick()
         here.queue()
