@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from dagster_resilient.checkpoint import AnySavePolicy as AnySavePolicy
     from dagster_resilient.checkpoint import EverySeconds as EverySeconds
     from dagster_resilient.checkpoint import EverySteps as EverySteps
+    from dagster_resilient.codecs import Codec as Codec
+    from dagster_resilient.codecs import Encoded as Encoded
+    from dagster_resilient.codecs import register_codec as register_codec
     from dagster_resilient.executor import resilient_executor as resilient_executor
     from dagster_resilient.io_managers import ResilientIOManager as ResilientIOManager
     from dagster_resilient.planning import plan_run as plan_run
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AnySavePolicy": "checkpoint",
+    "Codec": "codecs",
+    "Encoded": "codecs",
     "EverySeconds": "checkpoint",
     "EverySteps": "checkpoint",
     "Part": "task",
@@ -46,6 +51,7 @@ _HOMES = {
     "open_store": "storage.object_store",
     "open_task": "task",
     "plan_run": "planning",
+    "register_codec": "codecs",
     "resilient_executor": "executor",
     "retire_task": "state.retire",
     "task_history": "state.history",

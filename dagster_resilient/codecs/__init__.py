@@ -4,6 +4,7 @@ Importing this package loads none of torch, numpy, pandas and pyarrow: a value w
 only exist where it is loaded already.
 """
 
-from dagster_resilient.codecs.registry import Encoded, decode, encode
+from dagster_resilient.codecs.codec import Codec, Encoded, part
+from dagster_resilient.codecs.registry import decode, encode, register_codec, unregister_codec
 
-__all__ = ["Encoded", "decode", "encode"]
+__all__ = ["Codec", "Encoded", "decode", "encode", "part", "register_codec", "unregister_codec"]

@@ -12,6 +12,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from dagster_resilient.codecs.registry import own_types
+
 _PLAIN: tuple[type, ...] = (
     bool, int, float, complex, str, bytes, dict, list, tuple, set, frozenset, type(None),
     dt.date, dt.time, dt.timedelta, decimal.Decimal, pathlib.PurePath,
@@ -37,6 +39,7 @@ def unsupported_hint(hint: Any) -> str | None:
 def _storable() -> Iterator[type]:
     """A class of a library can be meant only where the library is loaded."""
     yield from _PLAIN
+    yield from own_types()
     for module, names in _LIBRARIES.items():
         loaded = sys.modules.get(module)
         if loaded is not None:

@@ -2,109 +2,95 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
-from dagster_resilient.codecs.documents import decode_document, encode_document
-from dagster_resilient.codecs.tables import decode_frame, encode_frame
-from dagster_resilient.codecs.tensors import PackReader, PackWriter
-from dagster_resilient.errors import IntegrityError, SchemaVersionError, UnsupportedValueError
-from dagster_resilient.storage.object_store import Buffer
+from dagster_resilient.codecs.builtin import BUILT_IN
+from dagster_resilient.codecs.codec import Codec, Encoded
+from dagster_resilient.errors import ConfigurationError, SchemaVersionError
 
-NONE, BYTES, FRAME, DOCUMENT = "none/1", "bytes/1", "pandas-parquet/1", "document/1"
-BYTES_PART, FRAME_PART = "value.bin", "table.parquet"
-DOCUMENT_PART, TENSORS_PART = "document.json", "tensors.safetensors"
+C = TypeVar("C", bound=Codec)
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*/[0-9]+")
+_OWN: list[Codec] = []  # users' codecs, newest first: they go before ours
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A value in the form in which it is stored.
+def register_codec(codec: C) -> C:
+    """Let a codec of your own store values, before those of the library are asked.
 
-    The buffers are the value's own memory where that is possible: write them before the value is changed again.
+    Call it where the code that stores and the code that loads import it: at the top of the module with the assets.
+    Every process has a registry of its own, and a stored name never decides what is imported.
 
-    Attributes:
-        codec: Name and version of the codec.
-        parts: Buffers of each object, by its role, which is its file name too.
-        meta: JSON that the codec needs to decode, kept in the manifest.
+    Returns:
+        The codec. A module that is imported again replaces the codec of its class.
+
+    Raises:
+        ConfigurationError: A name is not of the form ``name/version``, or another codec has it.
     """
+    for name in codec.names:
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"The codec {_class_of(codec)} has the name {name!r}; write lower-case letters, digits and -._, then a "
+                "slash and the version of the form, such as 'molecule/1'."
+            )
+    same = [known for known in _OWN if _class_of(known) == _class_of(codec)]
+    taken = {name: known for known in (*BUILT_IN, *_OWN) if known not in same for name in known.names}
+    clash = next((name for name in codec.names if name in taken), None)
+    if clash is not None:
+        raise ConfigurationError(
+            f"The codec {_class_of(codec)} has the name {clash!r}, which {_class_of(taken[clash])} has already. What "
+            "is stored names its codec: choose another name."
+        )
+    _OWN[:] = [codec, *(known for known in _OWN if known not in same)]
+    return codec
 
-    codec: str
-    parts: dict[str, list[Buffer]]
-    meta: dict[str, Any] = field(default_factory=dict)
+
+def unregister_codec(codec: Codec) -> None:
+    """Take the codec of a class away again: in tests. What it stored cannot be loaded then."""
+    _OWN[:] = [known for known in _OWN if _class_of(known) != _class_of(codec)]
 
 
 def encode(value: Any) -> Encoded:
-    """Encode a value: None, bytes, a pandas DataFrame, or a tree of Python values, numpy arrays and torch tensors.
+    """Encode a value by the first codec that takes it: users', then the library's.
 
     Raises:
         UnsupportedValueError: It would not come back equal in value and type. Names the path or the column.
     """
-    if value is None:
-        return Encoded(NONE, {})
-    if type(value) is bytes:
-        return Encoded(BYTES, {BYTES_PART: [value]})
-    if _is_pandas(value):
-        return _encode_pandas(value)
-    return encode_tree(value)
+    return next(codec for codec in _known() if codec.takes(value)).encode(value)
 
 
-def encode_tree(value: Any, codec: str = DOCUMENT) -> Encoded:
-    """Encode a tree as one JSON document and, where it holds tensors or arrays, one safetensors object."""
-    pack = PackWriter()
-    parts: dict[str, list[Buffer]] = {DOCUMENT_PART: [encode_document(value, pack)]}
-    tensors = pack.buffers()
-    return Encoded(codec, parts | {TENSORS_PART: tensors} if tensors else parts)
-
-
-def decode_tree(parts: Mapping[str, bytes]) -> Any:
-    """Decode what `encode_tree` made."""
-    return decode_document(_part(parts, DOCUMENT_PART), PackReader(parts.get(TENSORS_PART)))
-
-
-def decode(codec: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:
+def decode(name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:
     """Return the value of verified objects.
 
     Args:
-        codec: From the manifest.
+        name: The codec, from the manifest.
         parts: The bytes of each object by role.
         meta: From the manifest.
 
     Raises:
-        SchemaVersionError: This version of the library does not know the codec.
+        SchemaVersionError: This process does not know the codec.
         IntegrityError: The objects are not what the codec writes.
     """
-    decoders: dict[str, Callable[[], Any]] = {
-        NONE: lambda: None,
-        BYTES: lambda: _part(parts, BYTES_PART),
-        FRAME: lambda: decode_frame(_part(parts, FRAME_PART), meta),
-        DOCUMENT: lambda: decode_tree(parts),
-    }
-    if codec not in decoders:
-        raise SchemaVersionError(
-            f"The value was stored by the codec {codec!r}; this version knows {', '.join(decoders)}. "
-            "Upgrade dagster-resilient."
-        )
-    return decoders[codec]()
+    for codec in _known():
+        if name in codec.names:
+            return codec.decode(name, parts, meta)
+    known = ", ".join(known for codec in _known() for known in codec.names)
+    raise SchemaVersionError(
+        f"The value was stored by the codec {name!r}; this process knows {known}. Import the module that gives it to "
+        "register_codec(), or, if it is one of the library's, upgrade dagster-resilient."
+    )
 
 
-def _part(parts: Mapping[str, bytes], role: str) -> bytes:
-    if role not in parts:
-        raise IntegrityError(f"The manifest lists no object {role!r}, which its codec needs.")
-    return parts[role]
+def own_types() -> Iterator[type]:
+    """Return the classes that users' codecs take, for the check of annotations."""
+    return (kind for codec in _OWN for kind in codec.types)
 
 
-def _is_pandas(value: Any) -> bool:
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index))
+def _known() -> Iterator[Codec]:
+    yield from _OWN
+    yield from BUILT_IN
 
 
-def _encode_pandas(value: Any) -> Encoded:
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if type(value) is not sys.modules["pandas"].DataFrame:
-        raise UnsupportedValueError(
-            f"The value is a {kind}; of pandas only a plain DataFrame can be stored. Convert it to one."
-        )
-    raw, meta = encode_frame(value)
-    return Encoded(FRAME, {FRAME_PART: [raw]}, meta)
+def _class_of(codec: Codec) -> str:
+    return f"{type(codec).__module__}.{type(codec).__qualname__}"

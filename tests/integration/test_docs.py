@@ -61,7 +61,15 @@ class TestPages:
         follow(DOCS / "how-to/s3.md", tmp_path, **variables)
 
     @pytest.mark.parametrize(
-        "name", ["reference.md", "explanation.md", "how-to/storage.md", "how-to/cleaning.md", "how-to/recovery.md"]
+        "name",
+        [
+            "reference.md",
+            "explanation.md",
+            "how-to/storage.md",
+            "how-to/cleaning.md",
+            "how-to/recovery.md",
+            "how-to/values.md",
+        ],
     )
     def test_other_pages_work_as_written(self, name: str, tmp_path: Path):
         """Whatever they let a reader run."""
@@ -165,7 +173,13 @@ class TestReference:
         """All that the package exports, and every method and attribute of what it hands out."""
         members = [
             name
-            for cls in (dagster_resilient.Task, dagster_resilient.Part, TrainingSession, ObjectStore)
+            for cls in (
+                dagster_resilient.Task,
+                dagster_resilient.Part,
+                dagster_resilient.Codec,
+                TrainingSession,
+                ObjectStore,
+            )
             for name in [*vars(cls), *getattr(cls, "__dataclass_fields__", ())]
             if not name.startswith("_") and name not in {"sidecar_config", "is_shared"}
         ]

@@ -247,7 +247,7 @@ def test_damaged_documents_are_integrity_errors(raw):
 
 def test_an_unknown_codec_asks_for_a_newer_version():
     """The message names the codec and those that are known."""
-    with pytest.raises(SchemaVersionError, match=r"'document/2'.*document/1.*Upgrade"):
+    with pytest.raises(SchemaVersionError, match=r"'document/2'.*document/1.*upgrade"):
         codecs.decode("document/2", {}, {})
 
 

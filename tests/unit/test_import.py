@@ -37,6 +37,8 @@ def test_the_public_names() -> None:
     """This list changes by intent only, with an entry in the changelog."""
     assert sorted(dagster_resilient.__all__) == [
         "AnySavePolicy",
+        "Codec",
+        "Encoded",
         "EverySeconds",
         "EverySteps",
         "Part",
@@ -53,6 +55,7 @@ def test_the_public_names() -> None:
         "open_store",
         "open_task",
         "plan_run",
+        "register_codec",
         "resilient_executor",
         "retire_task",
         "task_history",

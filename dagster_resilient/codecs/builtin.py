@@ -1,0 +1,106 @@
+"""The codecs that come with the library. The first that takes a value stores it; a document takes all that is left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dagster_resilient.codecs.codec import Codec, Encoded, part
+from dagster_resilient.codecs.documents import decode_document, encode_document
+from dagster_resilient.codecs.tables import decode_frame, encode_frame
+from dagster_resilient.codecs.tensors import PackReader, PackWriter
+from dagster_resilient.errors import UnsupportedValueError
+from dagster_resilient.storage.object_store import Buffer
+
+NONE, BYTES, FRAME, DOCUMENT = "none/1", "bytes/1", "pandas-parquet/1", "document/1"
+BYTES_PART, FRAME_PART = "value.bin", "table.parquet"
+DOCUMENT_PART, TENSORS_PART = "document.json", "tensors.safetensors"
+
+
+def encode_tree(value: Any, codec: str = DOCUMENT) -> Encoded:
+    """Encode a tree as one JSON document and, where it holds tensors or arrays, one safetensors object."""
+    pack = PackWriter()
+    parts: dict[str, list[Buffer]] = {DOCUMENT_PART: [encode_document(value, pack)]}
+    tensors = pack.buffers()
+    return Encoded(codec, parts | {TENSORS_PART: tensors} if tensors else parts)
+
+
+def decode_tree(parts: Mapping[str, bytes]) -> Any:
+    """Decode what `encode_tree` made."""
+    return decode_document(part(parts, DOCUMENT_PART), PackReader(parts.get(TENSORS_PART)))
+
+
+class NoneCodec(Codec):
+    """`None`: a manifest without objects."""
+
+    names = (NONE,)
+    types = (type(None),)
+
+    def encode(self, value: None) -> Encoded:  # noqa: ARG002 - the interface's
+        """See `Codec`."""
+        return Encoded(NONE, {})
+
+    def decode(self, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> None:
+        """See `Codec`."""
+
+
+class BytesCodec(Codec):
+    """Bytes as they are."""
+
+    names = (BYTES,)
+    types = (bytes,)
+
+    def encode(self, value: bytes) -> Encoded:
+        """See `Codec`."""
+        return Encoded(BYTES, {BYTES_PART: [value]})
+
+    def decode(self, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> bytes:  # noqa: ARG002
+        """See `Codec`."""
+        return part(parts, BYTES_PART)
+
+
+class PandasCodec(Codec):
+    """pandas frames as Parquet; see `tables`."""
+
+    names = (FRAME,)
+
+    def takes(self, value: Any) -> bool:
+        """Whether it is of pandas; the kinds that cannot be stored are refused with advice, in `encode`."""
+        pandas = sys.modules.get("pandas")
+        return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index))
+
+    def encode(self, value: Any) -> Encoded:
+        """See `Codec`."""
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        if type(value) is not sys.modules["pandas"].DataFrame:
+            raise UnsupportedValueError(
+                f"The value is a {kind}; of pandas only a plain DataFrame can be stored. Convert it to one."
+            )
+        raw, meta = encode_frame(value)
+        return Encoded(FRAME, {FRAME_PART: [raw]}, meta)
+
+    def decode(self, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        """See `Codec`."""
+        return decode_frame(part(parts, FRAME_PART), meta)
+
+
+class DocumentCodec(Codec):
+    """Trees of Python values, numpy arrays and torch tensors; see `documents` and `tensors`."""
+
+    names = (DOCUMENT,)
+
+    def takes(self, value: Any) -> bool:  # noqa: ARG002
+        """Everything: it is the last one, and its refusals name the path."""
+        return True
+
+    def encode(self, value: Any) -> Encoded:
+        """See `Codec`."""
+        return encode_tree(value)
+
+    def decode(self, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        """See `Codec`."""
+        return decode_tree(parts)
+
+
+BUILT_IN: tuple[Codec, ...] = (NoneCodec(), BytesCodec(), PandasCodec(), DocumentCodec())

@@ -1,0 +1,79 @@
+"""What a codec is: how the values of some types are stored, and read again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from dagster_resilient.errors import IntegrityError
+from dagster_resilient.storage.object_store import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A value in the form in which it is stored.
+
+    The buffers are the value's own memory where that is possible: write them before the value is changed again.
+
+    Attributes:
+        codec: Name and version of the codec.
+        parts: Buffers of each object, by its role, which is its file name too.
+        meta: JSON that the codec needs to decode, kept in the manifest.
+    """
+
+    codec: str
+    parts: dict[str, list[Buffer]]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+class Codec(ABC):
+    """How values of some types are stored. Subclass it for your own types, and give an instance to `register_codec`.
+
+    A value must come back equal, in type and in all that it holds, or be refused by `encode`.
+
+    Attributes:
+        names: The names under which it stores, each with its version, such as ``molecule/1``. Manifests keep them, and
+            `decode` gets the one that was kept: a codec that changes its form adds a name and still reads the old ones.
+        types: The classes whose instances it takes. Subclasses have codecs of their own, or none.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+    types: ClassVar[tuple[type, ...]] = ()
+
+    def takes(self, value: Any) -> bool:
+        """Whether it is this codec that stores a value."""
+        return type(value) in self.types
+
+    @abstractmethod
+    def encode(self, value: Any) -> Encoded:
+        """Encode a value.
+
+        Raises:
+            UnsupportedValueError: It would not come back equal. Names what in it is to blame.
+        """
+
+    @abstractmethod
+    def decode(self, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:
+        """Return the value of verified objects.
+
+        Args:
+            name: One of `names`.
+            parts: The bytes of each object by role.
+            meta: What `encode` gave, as it comes back from JSON.
+
+        Raises:
+            IntegrityError: The objects are not what the codec writes.
+        """
+
+
+def part(parts: Mapping[str, bytes], role: str) -> bytes:
+    """Return an object's bytes.
+
+    Raises:
+        IntegrityError: The manifest lists none of that role.
+    """
+    if role not in parts:
+        raise IntegrityError(f"The manifest lists no object {role!r}, which its codec needs.")
+    return parts[role]
