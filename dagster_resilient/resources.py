@@ -7,7 +7,7 @@ import os
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -16,8 +16,10 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from dagster_resilient.aws import options_from_s3_resource
+from dagster_resilient.codecs import HEAD_ROWS
 from dagster_resilient.dagster_compat import cancelled_by_user, instance_id, run_group
 from dagster_resilient.errors import ConfigurationError
+from dagster_resilient.metadata import value_metadata
 from dagster_resilient.state.fences import fence_run
 from dagster_resilient.state.heartbeat import ensure_sidecar
 from dagster_resilient.state.records import ValueRef
@@ -93,6 +95,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
             decide who creates an object first. By default the state lies beside the data. Give it by `EnvVar`.
         heartbeat_seconds: Seconds between heartbeats.
         ttl_seconds: Seconds without a heartbeat after which a process counts as lost.
+        preview_rows: How many rows of a table its materialization shows, 5 at most. They go to Dagster's event log.
     """
 
     url: str
@@ -101,6 +104,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
     state_url: str | None = Field(default=None, repr=False)
     heartbeat_seconds: float = DEFAULT_INTERVAL
     ttl_seconds: float = DEFAULT_TTL
+    preview_rows: int = HEAD_ROWS
     _attempt: Attempt | None = PrivateAttr(default=None)
 
     @cached_property
@@ -155,7 +159,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
         keys = _partition_keys(context, key)
         code_version = context.assets_def.code_versions_by_key.get(key) if context.has_assets_def else None
         fingerprint = None if code_version is None else f"code:{code_version}"
-        return Task(self.attempt(), tuple(key.path), keys, fingerprint, DagsterHooks(context, key))
+        return Task(self.attempt(), tuple(key.path), keys, fingerprint, DagsterHooks(context, key, self.preview_rows))
 
     def load(self, asset: AssetName, expected: type[T] | None = None, partition: str | None = None) -> T:
         """Load the current value of an asset partition, also outside a run (a notebook, a service)."""
@@ -241,13 +245,14 @@ class ResilientResource(dg.ConfigurableResource[Any]):
 class DagsterHooks(CommitHooks):
     """Records each committed partition of a range in Dagster's event log as it comes."""
 
-    def __init__(self, context: dg.AssetExecutionContext, key: dg.AssetKey) -> None:
-        self._context, self._key = context, key
+    def __init__(self, context: dg.AssetExecutionContext, key: dg.AssetKey, preview_rows: int) -> None:
+        self._context, self._key, self._preview_rows = context, key, preview_rows
 
     def committed(self, partition_key: str, stored: StoredValue) -> None:
         """Log a materialization at once: an event that waits for the end of the step dies with it."""
+        metadata = value_metadata(stored, partitioned=True, preview_rows=self._preview_rows)
         self._context.log_event(
-            dg.AssetMaterialization(asset_key=self._key, partition=partition_key, metadata=value_metadata(stored))
+            dg.AssetMaterialization(asset_key=self._key, partition=partition_key, metadata=metadata)
         )
         self._mark(partition_key)
 
@@ -261,17 +266,6 @@ class DagsterHooks(CommitHooks):
     def _mark(self, partition_key: str) -> None:
         """At the end of a range Dagster logs one more event per partition; mark it: nothing was computed for it."""
         self._context.add_asset_metadata({REUSED: True}, asset_key=self._key, partition_key=partition_key)
-
-
-def value_metadata(stored: StoredValue) -> Mapping[str, Any]:
-    """Return what a materialization shows of a stored value."""
-    return {
-        "dagster/uri": dg.MetadataValue.text(stored.uri),
-        "resilient/codec": stored.codec,
-        "resilient/bytes": stored.size,
-        "resilient/checksum": stored.checksum,
-        "resilient/seconds": round(stored.seconds, 3),
-    }
 
 
 def _asset_key(context: dg.AssetExecutionContext, asset: AssetName | None) -> dg.AssetKey:

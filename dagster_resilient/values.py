@@ -45,6 +45,7 @@ class StoredValue:
         size: Bytes of its objects.
         checksum: BLAKE3 digest of its manifest, which holds the digests of the objects.
         seconds: Time to encode, write and commit.
+        summary: What people are shown of it, for a table.
     """
 
     uri: str
@@ -52,6 +53,7 @@ class StoredValue:
     size: int
     checksum: str
     seconds: float
+    summary: codecs.Summary | None = None
 
 
 def task_name(asset: tuple[str, ...], partition_key: str | None) -> str:
@@ -82,6 +84,7 @@ def store_value(task: DurableTask, value: Any) -> StoredValue:
         size=manifest.size,
         checksum=manifest.checksum,
         seconds=time.monotonic() - begun,
+        summary=encoded.summary,
     )
 
 

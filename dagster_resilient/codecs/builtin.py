@@ -8,7 +8,7 @@ from typing import Any
 
 from dagster_resilient.codecs.codec import Codec, Encoded, part
 from dagster_resilient.codecs.documents import decode_document, encode_document
-from dagster_resilient.codecs.tables import decode_frame, encode_frame
+from dagster_resilient.codecs.tables import decode_frame, encode_frame, summary_of
 from dagster_resilient.codecs.tensors import PackReader, PackWriter
 from dagster_resilient.errors import UnsupportedValueError
 from dagster_resilient.storage.object_store import Buffer
@@ -78,7 +78,7 @@ class PandasCodec(Codec):
                 f"The value is a {kind}; of pandas only a plain DataFrame can be stored. Convert it to one."
             )
         raw, meta = encode_frame(value)
-        return Encoded(FRAME, {FRAME_PART: [raw]}, meta)
+        return Encoded(FRAME, {FRAME_PART: [raw]}, meta, summary_of(value))
 
     def decode(self, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:  # noqa: ARG002
         """See `Codec`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,27 @@ from typing import Any, ClassVar
 
 from dagster_resilient.errors import IntegrityError
 from dagster_resilient.storage.object_store import Buffer
+
+# How much of a table people are shown.
+HEAD_ROWS, HEAD_COLUMNS = 5, 50
+_CELL = 80
+
+Cell = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What people are shown of a table that was stored.
+
+    Attributes:
+        rows: Number of rows.
+        columns: Types by the columns' names, in order.
+        head: The first rows, by column.
+    """
+
+    rows: int
+    columns: dict[str, str]
+    head: list[dict[str, Cell]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +43,13 @@ class Encoded:
         codec: Name and version of the codec.
         parts: Buffers of each object, by its role, which is its file name too.
         meta: JSON that the codec needs to decode, kept in the manifest.
+        summary: What people are shown of it, for a table. It is not stored.
     """
 
     codec: str
     parts: dict[str, list[Buffer]]
     meta: dict[str, Any] = field(default_factory=dict)
+    summary: Summary | None = None
 
 
 class Codec(ABC):
@@ -66,6 +90,15 @@ class Codec(ABC):
         Raises:
             IntegrityError: The objects are not what the codec writes.
         """
+
+
+def shown(value: Any) -> Cell:
+    """Return a cell as people are shown it, and as JSON holds it: numbers as they are, anything else as short text."""
+    kind = type(value)
+    if kind in {int, bool} or (kind is float and math.isfinite(value)):
+        return value  # type: ignore[no-any-return]
+    text = str(value)
+    return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."
 
 
 def part(parts: Mapping[str, bytes], role: str) -> bytes:

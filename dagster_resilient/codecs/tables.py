@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dagster_resilient.codecs.codec import HEAD_COLUMNS, HEAD_ROWS, Summary, shown
 from dagster_resilient.codecs.documents import decode_document, encode_document
 from dagster_resilient.codecs.tensors import PackReader, PackWriter
 from dagster_resilient.errors import IntegrityError, UnsupportedValueError
@@ -98,6 +99,15 @@ def _encode_attrs(frame: pd.DataFrame) -> str | None:
     if pack.buffers():
         raise UnsupportedValueError("The frame's attrs hold arrays or tensors; store these beside the frame.")
     return text
+
+
+def summary_of(frame: pd.DataFrame) -> Summary:
+    """Return what people are shown of a frame: its index is no column."""
+    columns = {str(label): str(dtype) for label, dtype in frame.dtypes.items()}
+    head = frame.iloc[:HEAD_ROWS, :HEAD_COLUMNS]
+    names = [str(label) for label in head.columns]
+    rows = zip(*(head.iloc[:, i].tolist() for i in range(head.shape[1])), strict=True)
+    return Summary(len(frame), columns, [dict(zip(names, map(shown, row), strict=True)) for row in rows])
 
 
 # ---- what is set right after decoding

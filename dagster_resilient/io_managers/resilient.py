@@ -3,13 +3,14 @@
 No postponed annotations here: Dagster reads the fields' types.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dagster as dg
 
 from dagster_resilient.errors import ConfigurationError
-from dagster_resilient.resources import ResilientResource, value_metadata
+from dagster_resilient.metadata import value_metadata
+from dagster_resilient.resources import ResilientResource
 from dagster_resilient.state.task import DurableTask
 from dagster_resilient.storage.retry import OUTAGE_PATIENCE, hasty
 from dagster_resilient.values import StoredValue, load_value, load_values, store_value
@@ -40,21 +41,27 @@ class ResilientIOManager(dg.ConfigurableIOManager):
         if len(partitions) <= 1:
             _check_targets(context, partitions)
             only = partitions[0] if partitions else None
-            context.add_output_metadata(value_metadata(store_value(attempt.durable(path, only, fingerprint), obj)))
+            stored = store_value(attempt.durable(path, only, fingerprint), obj)
+            context.add_output_metadata(self._shown(stored, partitioned=bool(partitions)))
             return
         _check_range(context, partitions, obj)
         ordered = _in_definition_order(context, partitions)
-        stored = [
+        whole = [
             self._commit_partition(context, attempt.durable(path, key, fingerprint), key, obj[key]) for key in ordered
         ]
-        context.add_output_metadata({"resilient/bytes": sum(one.size for one in stored)})
+        context.add_output_metadata({"resilient/bytes": sum(one.size for one in whole)})
 
     def _commit_partition(self, context: dg.OutputContext, task: DurableTask, key: str, value: Any) -> StoredValue:
         stored = store_value(task, value)
         context.log_event(
-            dg.AssetMaterialization(asset_key=context.asset_key, partition=key, metadata=value_metadata(stored))
+            dg.AssetMaterialization(
+                asset_key=context.asset_key, partition=key, metadata=self._shown(stored, partitioned=True)
+            )
         )
         return stored
+
+    def _shown(self, stored: StoredValue, *, partitioned: bool) -> Mapping[str, Any]:
+        return value_metadata(stored, partitioned=partitioned, preview_rows=self.resilient.preview_rows)
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Load a value, or for several partitions a dict in partition order.
