@@ -107,7 +107,7 @@ class Deployment:
         assert found["data"]["launchRun"]["__typename"] == "LaunchRunSuccess", found
         return str(found["data"]["launchRun"]["run"]["runId"])
 
-    def wait(self, look: Callable[[], T], what: str, seconds: float = 90) -> T:
+    def wait(self, look: Callable[[], T], what: str, seconds: float = 240) -> T:
         """Return the first true answer."""
         deadline = time.monotonic() + seconds
         while not (found := look()):

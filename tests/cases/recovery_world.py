@@ -31,7 +31,7 @@ JOB = "everything"
 FAILURE = dg.DagsterRunStatus.FAILURE
 
 
-def eventually(look: Callable[[], T], seconds: float = 60.0) -> T:
+def eventually(look: Callable[[], T], seconds: float = 200.0) -> T:
     """Return the first true answer; fail where none comes in time."""
     deadline = time.monotonic() + seconds
     while not (found := look()):

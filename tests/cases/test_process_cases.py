@@ -150,7 +150,7 @@ def two_ranks(folder: Path, url: str, mode: str) -> list[tuple[str, str]]:
         if any(rank.returncode != 0 for rank in ranks if rank.poll() is not None) or mode != "none":
             for rank in ranks:
                 rank.kill()
-    return [rank.communicate(timeout=60) for rank in ranks]
+    return [rank.communicate(timeout=200) for rank in ranks]
 
 
 RANKS = pytest.mark.xfail(run=False, reason="several ranks are not built yet: the second is refused the task")

@@ -241,11 +241,11 @@ class Standing:
         with storage.connect() as connection:
             connection.execute(older)
 
-    def tick_until(self, done: Callable[[], Any], seconds: float = 60.0) -> None:
+    def tick_until(self, done: Callable[[], Any], seconds: float = 200.0) -> None:
         """Let the sensors look until something is so."""
         self.wait(lambda: self.tick() and done(), seconds)
 
-    def wait(self, done: Callable[[], Any], seconds: float = 60.0) -> None:
+    def wait(self, done: Callable[[], Any], seconds: float = 200.0) -> None:
         """Wait until something is so."""
         deadline = time.monotonic() + seconds
         while not done():

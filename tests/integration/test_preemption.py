@@ -208,7 +208,7 @@ def test_a_step_that_is_told_to_leave_saves_and_says_so(place: Place) -> None:
     step = place.told("trained", run)[0][0]
     for _ in range(2):
         os.kill(step, signal.SIGTERM)
-    worker.wait(60)
+    worker.wait(200)
     done = len(place.told("trained", run))
     assert place.now(run.run_id).status is dg.DagsterRunStatus.FAILURE
     assert place.saved() == [done]
@@ -229,7 +229,7 @@ def test_a_run_whose_worker_is_told_to_leave_saves_and_fails(place: Place) -> No
     worker = place.start("both")
     run = place.working("trained", "plain")
     worker.terminate()
-    worker.wait(60)
+    worker.wait(200)
     assert place.now(run.run_id).status is dg.DagsterRunStatus.FAILURE
     assert "No user initiated termination request was found" in interrupted_events(place, run)[0]
     assert place.saved() == [len(place.told("trained", run))]
@@ -245,7 +245,7 @@ def test_a_machine_that_goes_away_is_made_up_for_at_once(place: Place) -> None:
     run = place.working("trained")
     os.kill(place.told("trained", run)[0][0], signal.SIGTERM)
     worker.terminate()
-    worker.wait(60)
+    worker.wait(200)
     assert place.now(run.run_id).status is dg.DagsterRunStatus.FAILURE
     assert "1 re-executed" in place.tick()
     (child,) = [other for other in place.instance.get_runs() if other.parent_run_id == run.run_id]
@@ -263,7 +263,7 @@ def test_a_user_who_cancels_does_not_wait_for_the_step(place: Place) -> None:
     run = place.working("trained")
     place.instance.report_run_canceling(place.now(run.run_id))
     worker.terminate()
-    worker.wait(60)
+    worker.wait(200)
     assert place.now(run.run_id).status is dg.DagsterRunStatus.CANCELED
     assert read_preemption(place.records, run.run_id) is None
     assert place.saved() == []
@@ -275,7 +275,7 @@ def test_a_plain_step_that_is_told_to_leave_is_preempted_too(place: Place) -> No
     worker = place.start("no_training")
     run = place.working("plain")
     os.kill(place.told("plain", run)[0][0], signal.SIGTERM)
-    worker.wait(60)
+    worker.wait(200)
     assert place.now(run.run_id).status is dg.DagsterRunStatus.FAILURE
     assert "DagsterExecutionInterruptedError" in compat.failure_error_names(place.instance, run.run_id)
     assert place.failure_of(run) == "preempted"

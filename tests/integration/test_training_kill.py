@@ -47,7 +47,7 @@ def kill_after(process, folder, lines, delay):
         time.sleep(0.001)
     time.sleep(delay)  # the moment of the kill is what varies
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
 
 
 def starts(lines):
