@@ -3,7 +3,7 @@
 import pytest
 from demo_runs import demo
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_both_losses_are_recovered_and_the_result_is_equal(tmp_path):

@@ -6,7 +6,7 @@ import random
 import pytest
 from demo_runs import demo
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 FAULTS = [

@@ -17,7 +17,7 @@ HEARTBEAT, TTL, OUTAGE, STEPS = (10, 45, 180, 2_400) if SOAK else (1, 5, 25, 500
 LANES = [f"lane{n}" for n in range(5)]
 SUCCESS = dg.DagsterRunStatus.SUCCESS
 
-pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(900 if SOAK else 300)]
+pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(900 if SOAK else 600)]
 
 
 def lines(notes: Path, lane: str) -> list[list[str]]:

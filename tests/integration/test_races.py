@@ -20,7 +20,7 @@ SOAK = os.environ.get("RESILIENT_SOAK") == "1"
 ROUNDS = {"local": 200, "sqlite": 200, "postgres": 200, "s3": 10} if SOAK else {"s3": 3}
 USUAL = 20
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800 if SOAK else 300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800 if SOAK else 600)]
 
 
 @pytest.fixture(

@@ -179,7 +179,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_training_that_hangs_in_c_code_is_ended_and_goes_on_from_its_checkpoint(deployment: Deployment) -> None:
     """It beats for ever and obeys no SIGTERM. Its run fails with the reason; its successor redoes only that step."""
     command = deployment.dagster("job", "launch", "-j", "everything")
