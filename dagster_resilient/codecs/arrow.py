@@ -11,11 +11,13 @@ beyond its being one, and the dictionaries of chunks that differ, which become o
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_resilient.codecs.arrow_equal import inner_types, same_columns
+from dagster_resilient.codecs.codec import HEAD_COLUMNS, HEAD_ROWS, Cell, Summary, shown
 from dagster_resilient.errors import IntegrityError, UnsupportedValueError
 from dagster_resilient.storage.object_store import Buffer
 
@@ -47,7 +49,7 @@ class _Form(NamedTuple):
 
 def is_arrow(value: Any) -> bool:
     """Whether a value is an object of pyarrow, of whatever class."""
-    return any(base.__module__.partition(".")[0] == "pyarrow" for base in type(value).__mro__)
+    return any(str(base.__module__).partition(".")[0] == "pyarrow" for base in type(value).__mro__)
 
 
 def encode_table(value: Any) -> tuple[str, list[Buffer], dict[str, Any]]:
@@ -65,7 +67,7 @@ def encode_table(value: Any) -> tuple[str, list[Buffer], dict[str, Any]]:
     for form in _forms(table):
         raw, trouble = _attempt(table, form)
         if raw is not None:
-            return form.codec, [memoryview(raw)], meta
+            return form.codec, [memoryview(raw).cast("B")], meta
     raise UnsupportedValueError(f"{trouble}. Convert it, or store another type.")
 
 
@@ -84,13 +86,31 @@ def decode_table(codec: str, raw: Buffer, meta: Mapping[str, Any]) -> Any:
     import pyarrow as pa  # noqa: PLC0415 - heavy, and needed only where tables are
 
     try:
-        table = pa.concat_tables(_FORMS[codec].groups(raw))
+        groups = list(_FORMS[codec].groups(raw))
     except pa.ArrowMemoryError:
         raise
     except (pa.ArrowException, OSError, NotImplementedError) as error:
         raise IntegrityError(f"The stored table cannot be read as {_named(codec)}: {error}") from error
+    table = groups[0] if len(groups) == 1 else pa.concat_tables(groups)
     _require_extensions(table.schema, meta.get("extensions", []))
     return _as_batch(table) if meta.get("batch") else table
+
+
+def summary_of(value: Any) -> Summary:
+    """Return what people are shown of a table or a batch."""
+    columns = {field.name: str(field.type) for field in value.schema}
+    head = value.slice(0, HEAD_ROWS)
+    heads = zip(value.schema.names[:HEAD_COLUMNS], head.columns, strict=False)
+    cells = {name: [_cell(scalar) for scalar in column] for name, column in heads}
+    return Summary(value.num_rows, columns, [{n: c[row] for n, c in cells.items()} for row in range(head.num_rows)])
+
+
+def _cell(scalar: pa.Scalar) -> Cell:
+    """A time that Python cannot hold is shown by its type: a summary must not refuse what was stored."""
+    try:
+        return shown(scalar.as_py())
+    except (ValueError, OverflowError, NotImplementedError):
+        return f"<{scalar.type}>"
 
 
 def _as_table(value: Any) -> tuple[pa.Table, dict[str, Any]]:
@@ -165,9 +185,9 @@ def _forms(table: pa.Table) -> list[_Form]:
 
 def _attempt(table: pa.Table, form: _Form) -> tuple[pa.Buffer | None, str]:
     """Return the file if it holds the table; else None, and what is the trouble."""
-    if not _keeps_schema(table.schema, form):
-        bad = next((field for field in table.schema if not _keeps_schema(_only(table.schema, field), form)), None)
-        return None, f"{_column(bad)} cannot be stored as {_named(form.codec)}"
+    if not _keeps_schema(table, form):
+        single = (field for i, field in enumerate(table.schema) if not _keeps_schema(table.select([i]), form))
+        return None, f"{_column(next(single, None))} cannot be stored as {_named(form.codec)}"
     try:
         raw = form.write(table)
         changed = _difference(table, form.groups(raw))
@@ -178,13 +198,13 @@ def _attempt(table: pa.Table, form: _Form) -> tuple[pa.Buffer | None, str]:
     return raw, ""
 
 
-def _keeps_schema(schema: pa.Schema, form: _Form) -> bool:
-    """Whether a table without rows comes back with its schema: spares the writing of a table that cannot."""
+def _keeps_schema(table: pa.Table, form: _Form) -> bool:
+    """Whether a table comes back with its schema if it has no rows: spares the writing of one that cannot."""
     try:
-        back = next(form.groups(form.write(schema.empty_table())))
+        back = next(form.groups(form.write(table.slice(0, 0))))
     except _refusals():
         return False
-    return bool(back.schema.equals(schema, check_metadata=True))
+    return bool(back.schema.equals(table.schema, check_metadata=True))
 
 
 def _difference(table: pa.Table, groups: Iterator[pa.Table]) -> str | None:
@@ -205,7 +225,7 @@ def _culprit(table: pa.Table, form: _Form) -> str:
     """Name the column that a format refuses, by trying each alone."""
     for position, field in enumerate(table.schema):
         try:
-            form.write(table.select([position]))
+            collections.deque(form.groups(form.write(table.select([position]))), maxlen=0)
         except _refusals():
             return _column(field)
     return "The table"
@@ -216,12 +236,6 @@ def _refusals() -> tuple[type[Exception], ...]:
     import pyarrow as pa  # noqa: PLC0415
 
     return (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowCapacityError, OSError)
-
-
-def _only(schema: pa.Schema, field: pa.Field) -> pa.Schema:
-    import pyarrow as pa  # noqa: PLC0415
-
-    return pa.schema([field], metadata=schema.metadata)
 
 
 def _column(field: pa.Field | None) -> str:
@@ -236,7 +250,9 @@ def _named(codec: str) -> str:
 
 
 def _group_rows(table: pa.Table) -> int:
-    rows = _GROUP_BYTES * table.num_rows // max(table.nbytes, 1)
+    if not table.num_columns:
+        return max(int(table.num_rows), 1)  # Groups without columns could not be put together again.
+    rows: int = _GROUP_BYTES * table.num_rows // max(table.nbytes, 1)
     return min(max(rows, 1), _GROUP_ROWS)
 
 

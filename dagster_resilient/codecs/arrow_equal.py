@@ -1,7 +1,7 @@
 """Whether two Arrow columns hold the same, however they are cut into chunks and runs.
 
-pyarrow's own `equals` takes 0.0 and -0.0 for one and NaN for unequal to itself, and it must lay chunks out anew for some
-types. So nested arrays are taken apart here, down to leaves that it compares exactly.
+pyarrow's own `equals` takes 0.0 and -0.0 for one, and NaN for unequal to itself. So nested arrays are taken apart here,
+down to leaves that it compares exactly.
 """
 
 from __future__ import annotations
@@ -75,21 +75,28 @@ def _pieces(array: pa.Array) -> list[Any] | None:
     import pyarrow.compute as pc  # noqa: PLC0415
 
     types, kind = pa.types, array.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return [array.storage]
-    if types.is_dictionary(kind):
-        return [array.indices, array.dictionary]
-    if types.is_run_end_encoded(kind):
-        return [pc.run_end_decode(array)]
     if types.is_floating(kind):
         return [_bits(array)]
     if types.is_union(kind):
         return _members(array)
     if types.is_struct(kind):
         return list(array.flatten())
-    if types.is_map(kind):
-        array = _as_list(array)
-    return [pc.list_value_length(array), array.flatten()] if kind.num_fields else None
+    if kind.num_fields and not types.is_run_end_encoded(kind):
+        array = _as_list(array) if types.is_map(kind) else array
+        return [pc.list_value_length(array), array.flatten()]
+    return _decoded(array)
+
+
+def _decoded(array: pa.Array) -> list[Any] | None:
+    """Return what is behind an array that holds its values by way of another."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    if isinstance(array.type, pa.BaseExtensionType):
+        return [array.storage]
+    if pa.types.is_dictionary(array.type):
+        return [array.indices, array.dictionary]
+    return [pc.run_end_decode(array)] if pa.types.is_run_end_encoded(array.type) else None
 
 
 def _bits(array: pa.Array) -> pa.Array:
@@ -104,18 +111,22 @@ def _bits(array: pa.Array) -> pa.Array:
 
 
 def _members(array: pa.Array) -> list[Any]:
-    """Return the values that each member of a union gives, and which member gives which."""
+    """Return the values that each member of a union gives, and which member gives which.
+
+    pyarrow's `type_codes` and `offsets` begin where the memory does, also in a slice that begins later.
+    """
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
+    buffers, size, start = array.buffers(), len(array), array.offset
+    codes = pa.Array.from_buffers(pa.int8(), size, [None, buffers[1]], offset=start)
+    dense = array.type.mode == "dense"
+    places = pa.Array.from_buffers(pa.int32(), size, [None, buffers[2]], offset=start) if dense else None
     members = []
     for position, code in enumerate(array.type.type_codes):
-        chosen = pc.equal(array.type_codes, pa.scalar(code, pa.int8()))
-        if array.type.mode == "dense":
-            members.append(array.field(position).take(array.offsets.filter(chosen)))
-        else:
-            members.append(array.field(position).filter(chosen))
-    return [array.type_codes, *members]
+        chosen, member = pc.equal(codes, pa.scalar(code, pa.int8())), array.field(position)
+        members.append(member.filter(chosen) if places is None else member.take(places.filter(chosen)))
+    return [codes, *members]
 
 
 def _as_list(array: pa.MapArray) -> pa.ListArray:

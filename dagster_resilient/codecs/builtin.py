@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from dagster_resilient.codecs import arrow, polars_frames
 from dagster_resilient.codecs.codec import Codec, Encoded, part
 from dagster_resilient.codecs.documents import decode_document, encode_document
 from dagster_resilient.codecs.tables import decode_frame, encode_frame, summary_of
@@ -85,6 +86,44 @@ class PandasCodec(Codec):
         return decode_frame(part(parts, FRAME_PART), meta)
 
 
+class ArrowCodec(Codec):
+    """pyarrow tables and record batches, as Parquet or Arrow IPC; see `arrow`."""
+
+    names = tuple(arrow.PARTS)
+
+    def takes(self, value: Any) -> bool:
+        """Whether it is of pyarrow; the kinds that cannot be stored are refused with advice, in `encode`."""
+        return arrow.is_arrow(value)
+
+    def encode(self, value: Any) -> Encoded:
+        """See `Codec`."""
+        name, buffers, meta = arrow.encode_table(value)
+        return Encoded(name, {arrow.PARTS[name]: buffers}, meta, arrow.summary_of(value))
+
+    def decode(self, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:
+        """See `Codec`."""
+        return arrow.decode_table(name, part(parts, arrow.PARTS[name]), meta)
+
+
+class PolarsCodec(Codec):
+    """polars frames and series, as Parquet or Arrow IPC; see `polars_frames`."""
+
+    names = tuple(polars_frames.PARTS)
+
+    def takes(self, value: Any) -> bool:
+        """Whether it is of polars; the kinds that cannot be stored are refused with advice, in `encode`."""
+        return polars_frames.is_polars(value)
+
+    def encode(self, value: Any) -> Encoded:
+        """See `Codec`."""
+        name, buffers, meta = polars_frames.encode_polars(value)
+        return Encoded(name, {polars_frames.PARTS[name]: buffers}, meta, polars_frames.summary_of(value))
+
+    def decode(self, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:
+        """See `Codec`."""
+        return polars_frames.decode_polars(name, part(parts, polars_frames.PARTS[name]), meta)
+
+
 class DocumentCodec(Codec):
     """Trees of Python values, numpy arrays and torch tensors; see `documents` and `tensors`."""
 
@@ -103,4 +142,4 @@ class DocumentCodec(Codec):
         return decode_tree(parts)
 
 
-BUILT_IN: tuple[Codec, ...] = (NoneCodec(), BytesCodec(), PandasCodec(), DocumentCodec())
+BUILT_IN: tuple[Codec, ...] = (NoneCodec(), BytesCodec(), PandasCodec(), ArrowCodec(), PolarsCodec(), DocumentCodec())

@@ -18,7 +18,13 @@ _PLAIN: tuple[type, ...] = (
     bool, int, float, complex, str, bytes, dict, list, tuple, set, frozenset, type(None),
     dt.date, dt.time, dt.timedelta, decimal.Decimal, pathlib.PurePath,
 )  # fmt: skip
-_LIBRARIES = {"pandas": ("DataFrame",), "numpy": ("ndarray", "generic"), "torch": ("Tensor",)}
+_LIBRARIES = {
+    "pandas": ("DataFrame",),
+    "pyarrow": ("Table", "RecordBatch"),
+    "polars": ("DataFrame", "Series"),
+    "numpy": ("ndarray", "generic"),
+    "torch": ("Tensor",),
+}
 
 
 def unsupported_hint(hint: Any) -> str | None:
