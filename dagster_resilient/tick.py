@@ -104,9 +104,10 @@ class RecoveryTick:
     def _detect(self, memory: Observation) -> tuple[Observation, str | None]:
         # Without patience: a probe that waits for the end of an outage would not notice that there was one.
         store = hasty(self._resource.store, 0.0)
+        # The clock first: what is listed after it can only be younger than it looks, however slow the store is.
+        now = store_now(store, f"sensor-{compat.instance_id(self._instance)}").timestamp()
         all_beats, marks = list_beats(store), list_hangs(store)
         beats = _newest_worker_beats(all_beats)
-        now = store_now(store, f"sensor-{compat.instance_id(self._instance)}").timestamp()
         live = {run.run_id: run for run in self._runs(dg.RunsFilter(statuses=_LIVE))}
         look = observe(
             memory,

@@ -323,6 +323,23 @@ def test_a_store_that_does_not_answer_convicts_nobody(world, monkeypatch):
     assert world.instance.get_run_by_id(run.run_id).status is STARTED
 
 
+def test_a_store_that_answers_slowly_ages_no_heartbeat(world, monkeypatch):
+    """Time passes between the listing of a heartbeat and its answer: a worker that beat 1 s before it is well."""
+    run = world.a_run(STARTED)
+    now = [1_000.0]
+
+    def listed_slowly(_):
+        beat = _Beat(run.run_id, now[0] - 1.0)
+        now[0] += 6.0
+        return [beat]
+
+    monkeypatch.setattr("dagster_resilient.tick.store_now", lambda *_: _At(now[0]))
+    monkeypatch.setattr("dagster_resilient.tick.list_beats", listed_slowly)
+    for _ in range(4):
+        assert "lost" not in world.tick()
+    assert world.instance.get_run_by_id(run.run_id).status is STARTED
+
+
 def test_earlier_runs_are_fenced_before_the_plan(world):
     """An orphan of a failed run may still write: it is refused before what it left is read."""
     run = world.a_run()
