@@ -119,6 +119,8 @@ def load_value(
     partition_key: str | None,
     expected: type[T] | None = None,
     records: RecordStore | None = None,
+    *,
+    wanted: Any = None,
 ) -> T:
     """Load the current materialization, every byte verified.
 
@@ -126,8 +128,9 @@ def load_value(
         store: Where it was stored.
         asset: Parts of the asset key.
         partition_key: The partition, None for an unpartitioned asset.
-        expected: Type that the value must have; None: any.
+        expected: Type that the value must have; None: any. A table comes as any class of tables; see `codecs.views`.
         records: Where the state is kept; by default beside the data.
+        wanted: An annotation, which may name such a class, and demands nothing.
 
     Raises:
         ValueNotFoundError: Nothing was committed.
@@ -135,7 +138,7 @@ def load_value(
         UnsupportedValueError: The value has another type than expected.
     """
     found = find_value(store, asset, partition_key, records)
-    value = _load_found(store, task_name(asset, partition_key), found)
+    value = _load_found(store, task_name(asset, partition_key), found, expected or wanted)
     if expected is not None and not isinstance(value, expected):
         raise UnsupportedValueError(
             f"{task_name(asset, partition_key)} holds {type(value).__name__}, not {expected.__name__} "
@@ -145,7 +148,12 @@ def load_value(
 
 
 def load_values(
-    store: ObjectStore, asset: tuple[str, ...], partition_keys: Sequence[str], records: RecordStore | None = None
+    store: ObjectStore,
+    asset: tuple[str, ...],
+    partition_keys: Sequence[str],
+    records: RecordStore | None = None,
+    *,
+    wanted: Any = None,
 ) -> dict[str, Any]:
     """Load the current materializations of partitions, in their order, several at a time.
 
@@ -154,6 +162,7 @@ def load_values(
         asset: Parts of the asset key.
         partition_keys: The partitions.
         records: Where the state is kept; by default beside the data.
+        wanted: An annotation, which may name a class of tables; see `codecs.views`.
 
     Raises:
         ValueNotFoundError: Partitions were never committed. Names them, before anything is loaded.
@@ -161,7 +170,7 @@ def load_values(
     """
     found = _find_values(store, asset, partition_keys, records or ObjectRecords(store))
     with ThreadPoolExecutor(min(_READERS, max(len(found), 1))) as pool:
-        loaded = pool.map(lambda key: _load_found(store, task_name(asset, key), found[key]), found)
+        loaded = pool.map(lambda key: _load_found(store, task_name(asset, key), found[key], wanted), found)
         return dict(zip(found, loaded, strict=True))
 
 
@@ -182,13 +191,13 @@ def _find_values(
     return found
 
 
-def _load_found(store: ObjectStore, name: str, found: ValueRef) -> Any:
+def _load_found(store: ObjectStore, name: str, found: ValueRef, wanted: Any) -> Any:
     try:
         manifest = read_manifest(store, found.manifest)
         parts = {role: get_object(store, stored) for role, stored in manifest.objects.items()}
     except IntegrityError as error:
         raise IntegrityError(f"{name}: {error} Compute and store it again (in Dagster, materialize it).") from error
-    return codecs.decode(manifest.codec, parts, manifest.meta)
+    return codecs.decode(manifest.codec, parts, manifest.meta, wanted)
 
 
 def present_values(store: ObjectStore, asset: tuple[str, ...], values: Mapping[K, ValueRef]) -> dict[K, ValueRef]:

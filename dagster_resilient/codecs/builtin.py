@@ -32,6 +32,11 @@ def decode_tree(parts: Mapping[str, bytes]) -> Any:
     return decode_document(part(parts, DOCUMENT_PART), PackReader(parts.get(TENSORS_PART)))
 
 
+def _is_class(wanted: Any, package: str, name: str) -> bool:
+    module = sys.modules.get(package)
+    return module is not None and wanted is getattr(module, name)
+
+
 class NoneCodec(Codec):
     """`None`: a manifest without objects."""
 
@@ -71,6 +76,10 @@ class PandasCodec(Codec):
         pandas = sys.modules.get("pandas")
         return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index))
 
+    def gives(self, wanted: Any, meta: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """See `Codec`."""
+        return _is_class(wanted, "pandas", "DataFrame")
+
     def encode(self, value: Any) -> Encoded:
         """See `Codec`."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -95,6 +104,10 @@ class ArrowCodec(Codec):
         """Whether it is of pyarrow; the kinds that cannot be stored are refused with advice, in `encode`."""
         return arrow.is_arrow(value)
 
+    def gives(self, wanted: Any, meta: Mapping[str, Any]) -> bool:
+        """See `Codec`."""
+        return _is_class(wanted, "pyarrow", "RecordBatch" if meta.get("batch") else "Table")
+
     def encode(self, value: Any) -> Encoded:
         """See `Codec`."""
         name, buffers, meta = arrow.encode_table(value)
@@ -113,6 +126,10 @@ class PolarsCodec(Codec):
     def takes(self, value: Any) -> bool:
         """Whether it is of polars; the kinds that cannot be stored are refused with advice, in `encode`."""
         return polars_frames.is_polars(value)
+
+    def gives(self, wanted: Any, meta: Mapping[str, Any]) -> bool:
+        """See `Codec`."""
+        return _is_class(wanted, "polars", "Series" if "series" in meta else "DataFrame")
 
     def encode(self, value: Any) -> Encoded:
         """See `Codec`."""

@@ -70,6 +70,10 @@ class Codec(ABC):
         """Whether it is this codec that stores a value."""
         return type(value) in self.types
 
+    def gives(self, wanted: Any, meta: Mapping[str, Any]) -> bool:  # noqa: ARG002 - for those that give several
+        """Whether `decode` gives an instance of a class, so that no other view of what is stored is needed."""
+        return wanted in self.types
+
     @abstractmethod
     def encode(self, value: Any) -> Encoded:
         """Encode a value.

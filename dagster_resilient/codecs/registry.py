@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from dagster_resilient.codecs.builtin import BUILT_IN
 from dagster_resilient.codecs.codec import Codec, Encoded
+from dagster_resilient.codecs.views import view_for, wanted_class
 from dagster_resilient.errors import ConfigurationError, SchemaVersionError
 
 C = TypeVar("C", bound=Codec)
@@ -60,13 +61,15 @@ def encode(value: Any) -> Encoded:
     return next(codec for codec in _known() if codec.takes(value)).encode(value)
 
 
-def decode(name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:
+def decode(name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any], wanted: Any = None) -> Any:
     """Return the value of verified objects.
 
     Args:
         name: The codec, from the manifest.
         parts: The bytes of each object by role.
         meta: From the manifest.
+        wanted: An annotation. Where it names a class of tables other than the one that was stored, the table comes as
+            that; anything else changes nothing.
 
     Raises:
         SchemaVersionError: This process does not know the codec.
@@ -74,12 +77,20 @@ def decode(name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> An
     """
     for codec in _known():
         if name in codec.names:
-            return codec.decode(name, parts, meta)
+            return _decode(codec, name, parts, meta, wanted_class(wanted))
     known = ", ".join(known for codec in _known() for known in codec.names)
     raise SchemaVersionError(
         f"The value was stored by the codec {name!r}; this process knows {known}. Import the module that gives it to "
         "register_codec(), or, if it is one of the library's, upgrade dagster-resilient."
     )
+
+
+def _decode(codec: Codec, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any], wanted: Any) -> Any:
+    """Prefer what was stored, where it is what is wanted: only its own codec gives it back equal."""
+    view = view_for(wanted, parts)
+    if view is None or codec.gives(wanted, meta):
+        return codec.decode(name, parts, meta)
+    return view()
 
 
 def own_types() -> Iterator[type]:

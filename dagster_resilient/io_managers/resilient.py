@@ -3,6 +3,7 @@
 No postponed annotations here: Dagster reads the fields' types.
 """
 
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -66,6 +67,8 @@ class ResilientIOManager(dg.ConfigurableIOManager):
     def load_input(self, context: dg.InputContext) -> Any:
         """Load a value, or for several partitions a dict in partition order.
 
+        A table comes as the class of tables that the input's annotation names, whatever library stored it.
+
         Raises:
             ValueNotFoundError: Partitions were never materialized. Names them, before anything is loaded.
             IntegrityError: An object is missing or damaged.
@@ -78,11 +81,22 @@ class ResilientIOManager(dg.ConfigurableIOManager):
         store = hasty(self.resilient.store, OUTAGE_PATIENCE)
         records = hasty(self.resilient.records, OUTAGE_PATIENCE)
         if not context.has_asset_partitions:
-            return load_value(store, path, None, records=records)
+            return load_value(store, path, None, records=records, wanted=_hint(context))
         partitions = [str(key) for key in context.asset_partition_keys]
         if len(partitions) == 1:
-            return load_value(store, path, partitions[0], records=records)
-        return load_values(store, path, _in_definition_order(context, partitions), records)
+            return load_value(store, path, partitions[0], records=records, wanted=_hint(context))
+        wanted = _hint_of_values(_hint(context))
+        return load_values(store, path, _in_definition_order(context, partitions), records, wanted=wanted)
+
+
+def _hint(context: dg.InputContext) -> Any:
+    return getattr(context.dagster_type, "typing_type", None)
+
+
+def _hint_of_values(hint: Any) -> Any:
+    """Return the `X` of an annotation `dict[str, X]`."""
+    arguments = typing.get_args(hint)
+    return arguments[1] if isinstance(typing.get_origin(hint), type) and len(arguments) == 2 else None  # noqa: PLR2004
 
 
 def _path(context: dg.OutputContext | dg.InputContext, resilient: ResilientResource) -> tuple[str, ...]:
