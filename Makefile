@@ -34,6 +34,7 @@ bench: $(STAMP)  ## speed as ratios, raw rounds kept in benchmarks/results
 	$(BIN)/python -m benchmarks.sidecar
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.recovery_tick
+	$(BIN)/python -m benchmarks.resume
 
 soak: $(STAMP)  ## the full counts: kill sweeps and model checks
 	RESILIENT_SOAK=1 $(BIN)/python -m pytest -m "not alone"

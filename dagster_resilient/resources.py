@@ -27,7 +27,6 @@ from dagster_resilient.state.store import ObjectRecords, RecordStore, open_state
 from dagster_resilient.storage.object_store import ObjectStore, open_store
 from dagster_resilient.storage.retry import hasty
 from dagster_resilient.task import (
-    DEFAULT_INTERVAL,
     DEFAULT_TTL,
     AssetName,
     Attempt,
@@ -35,7 +34,7 @@ from dagster_resilient.task import (
     Task,
     asset_path,
     begin_attempt,
-    check_heartbeat,
+    heartbeat_interval,
 )
 from dagster_resilient.values import StoredValue, load_value
 
@@ -93,7 +92,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
         s3: A dagster-aws `S3Resource` whose credentials and endpoint are used.
         state_url: A database that keeps the state (``postgresql://...``, ``sqlite:///path``) where the store cannot
             decide who creates an object first. By default the state lies beside the data. Give it by `EnvVar`.
-        heartbeat_seconds: Seconds between heartbeats.
+        heartbeat_seconds: Seconds between heartbeats; None: in proportion to the TTL, 10 s for 45 s.
         ttl_seconds: Seconds without a heartbeat after which a process counts as lost.
         preview_rows: How many rows of a table its materialization shows, 5 at most. They go to Dagster's event log.
     """
@@ -102,15 +101,20 @@ class ResilientResource(dg.ConfigurableResource[Any]):
     storage_options: dict[str, Any] = Field(default={}, repr=False)
     s3: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # Dagster takes a default
     state_url: str | None = Field(default=None, repr=False)
-    heartbeat_seconds: float = DEFAULT_INTERVAL
+    heartbeat_seconds: float | None = None
     ttl_seconds: float = DEFAULT_TTL
     preview_rows: int = HEAD_ROWS
     _attempt: Attempt | None = PrivateAttr(default=None)
 
+    @property
+    def interval(self) -> float:
+        """Seconds between heartbeats."""
+        return heartbeat_interval(self.heartbeat_seconds, self.ttl_seconds)
+
     @cached_property
     def store(self) -> ObjectStore:
         """The object store at `url`."""
-        check_heartbeat(self.heartbeat_seconds, self.ttl_seconds)
+        self.interval  # noqa: B018 - refused before anything is opened
         return open_store(self.url, self._options())
 
     def _options(self) -> dict[str, Any]:
@@ -185,7 +189,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
                     root=run.root_run_id or run.run_id,
                     series=series_of(run, instance.get_run_by_id),
                     instance_id=instance_id(instance),
-                    interval=self.heartbeat_seconds,
+                    interval=self.interval,
                     ttl=self.ttl_seconds,
                     worker=_run_worker(run.run_id),
                     records=self._own_records,
@@ -219,7 +223,7 @@ class ResilientResource(dg.ConfigurableResource[Any]):
             root=root,
             role="worker",
             instance_id=instance_id(instance),
-            interval=self.heartbeat_seconds,
+            interval=self.interval,
             ttl=self.ttl_seconds,
         )
         try:

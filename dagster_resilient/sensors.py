@@ -22,7 +22,7 @@ def build_recovery_sensor(
     *,
     name: str = "resilient_recovery",
     resource_key: str = "resilient",
-    minimum_interval_seconds: int = 10,
+    minimum_interval_seconds: int = 9,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
     webserver_url: str | None = None,
     webserver_headers: Mapping[str, str] | None = None,
@@ -41,7 +41,8 @@ def build_recovery_sensor(
         policy: How many attempts each class of failure gets, and how they are spaced.
         name: Name of the sensor.
         resource_key: Key of the `ResilientResource`.
-        minimum_interval_seconds: Seconds between ticks.
+        minimum_interval_seconds: Seconds between ticks. Dagster's daemon looks every 5 s, and skips a sensor that is a
+            moment too early: just under a multiple of 5 keeps the ticks that far apart.
         default_status: Whether it runs without being switched on.
         webserver_url: Address of Dagster's webserver, such as ``http://webserver:3000``.
         webserver_headers: What the webserver wants of its clients, such as a token.

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from dagster_resilient.checkpoint import TrainingSession
 from dagster_resilient.errors import ConfigurationError
-from dagster_resilient.state.attempt import DEFAULT_INTERVAL, DEFAULT_TTL, Attempt, begin_attempt, check_heartbeat
+from dagster_resilient.state.attempt import DEFAULT_TTL, Attempt, begin_attempt, heartbeat_interval
 from dagster_resilient.state.hangs import expecting
 from dagster_resilient.state.index import heads
 from dagster_resilient.state.notice import Notice, listening
@@ -28,7 +28,6 @@ from dagster_resilient.storage.retry import DEFAULT_PATIENCE, OUTAGE_PATIENCE, h
 from dagster_resilient.values import StoredValue, load_value, present_values, store_value, task_name
 
 __all__ = [
-    "DEFAULT_INTERVAL",
     "DEFAULT_TTL",
     "AssetName",
     "Attempt",
@@ -38,7 +37,7 @@ __all__ = [
     "Task",
     "asset_path",
     "begin_attempt",
-    "check_heartbeat",
+    "heartbeat_interval",
     "load",
     "open_task",
     "this_process",
@@ -297,7 +296,7 @@ def open_task(
     storage_options: Mapping[str, Any] | None = None,
     state_url: str | None = None,
     fingerprint: str | None = None,
-    heartbeat_seconds: float = DEFAULT_INTERVAL,
+    heartbeat_seconds: float | None = None,
     ttl_seconds: float = DEFAULT_TTL,
 ) -> Task:
     """Open a task outside Dagster: a plain script, a torchrun rank, an Airflow task.
@@ -313,14 +312,14 @@ def open_task(
         state_url: A database that keeps the state instead, where the store cannot decide who creates an object first:
             ``postgresql://...`` or ``sqlite:///path``.
         fingerprint: Change it, and earlier checkpoints are not reused.
-        heartbeat_seconds: Seconds between heartbeats.
+        heartbeat_seconds: Seconds between heartbeats; None: in proportion to the TTL, 10 s for 45 s.
         ttl_seconds: Seconds without a heartbeat after which another start may take over.
 
     Raises:
         ConfigurationError: The URL or an option cannot work.
         StorageError: The store refuses or does not answer.
     """
-    check_heartbeat(heartbeat_seconds, ttl_seconds)
+    interval = heartbeat_interval(heartbeat_seconds, ttl_seconds)
     path = asset_path(name)
     if partition is not None and not isinstance(partition, str):
         raise ConfigurationError(
@@ -334,7 +333,7 @@ def open_task(
         root=root,
         series=root,
         instance_id="script",
-        interval=heartbeat_seconds,
+        interval=interval,
         ttl=ttl_seconds,
         displaces_live=False,
         records=open_state(state_url, store),

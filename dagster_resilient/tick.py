@@ -114,13 +114,13 @@ class RecoveryTick:
             now,
             [Sighting(run_id, beats.get(run_id)) for run_id in live],
             ttl=self._resource.ttl_seconds,
-            interval=self._resource.heartbeat_seconds,
+            interval=self._resource.interval,
             start_allowance=self._policy.start_allowance,
         )
         lost = ((live[run_id], why) for run_id, why in look.lost.items())
         self._each(lost, lambda found: self._close(*found, verdict="lost"))
         if look.paused is None:
-            terms = {"ttl": self._resource.ttl_seconds, "interval": self._resource.heartbeat_seconds}
+            terms = {"ttl": self._resource.ttl_seconds, "interval": self._resource.interval}
             stuck = hung(marks, all_beats, now, look.observation.since, **terms)
             wanted = [(run, stuck[run_id]) for run_id, run in live.items() if run_id in stuck.keys() - look.lost.keys()]
             self._each(wanted, lambda found: self._close_hung(*found, now=now))

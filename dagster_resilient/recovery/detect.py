@@ -4,8 +4,9 @@ Three rules keep live runs alive. Staleness counts only over time in which our o
 starts anew after an outage: when a store comes back, every heartbeat is old and every worker is well. A run must miss
 beats in two looks that are two heartbeat intervals apart: an outage that began and ended between two of our probes left
 no trace but old heartbeats, and a live worker beats again within that time. (The first of the looks may come before the
-TTL is over.) And where many runs go stale together, the judgement waits: that is more often a fault of the store or of
-this observer than of the machines.
+TTL is over, but not before a whole beat was missed: only so does an outage right behind it leave a live worker alone.)
+And where many runs go stale together, the judgement waits: that is more often a fault of the store or of this observer
+than of the machines.
 
 A hang is found by the process's own sidecar, which marks it in the store. Here the mark must only have stood for a
 while, in which we could look and the process beat on: what an outage kept from being deleted is deleted then.
@@ -105,8 +106,11 @@ def observe(
     silences = {run.run_id: min(watched, now - _last_sign(run, silent)) for run in runs}
     limits = {run.run_id: start_allowance if run.last_beat is None else ttl for run in runs}
     stale = {run.run_id: _staleness(run, now, silent) for run in runs if silences[run.run_id] > limits[run.run_id]}
-    suspected = [run_id for run_id, limit in limits.items() if silences[run_id] > max(limit / 2, limit - long_enough)]
-    suspects = {run_id: memory.suspects.get(run_id, now) if unbroken else now for run_id in suspected}
+    suspects = {
+        run.run_id: _suspected_since(memory if unbroken else Observation(), now, _last_sign(run, silent), run.run_id)
+        for run in runs
+        if silences[run.run_id] > min(limits[run.run_id] / 2, long_enough)
+    }
     mass_since = _mass_since(memory, now, stale, runs)
     remember = Observation(
         since=since, last=now, suspects=_earliest(suspects), silent_since=_earliest(silent), mass_since=mass_since
@@ -127,6 +131,12 @@ def _earliest(times: Mapping[str, float]) -> dict[str, float]:
 
 def _last_sign(run: Sighting, silent: Mapping[str, float]) -> float:
     return silent[run.run_id] if run.last_beat is None else run.last_beat
+
+
+def _suspected_since(memory: Observation, now: float, last_sign: float, run_id: str) -> float:
+    """Return since when a run has been suspected. What was suspected before its last beat is forgotten."""
+    suspected = memory.suspects.get(run_id)
+    return now if suspected is None or suspected <= last_sign else suspected
 
 
 def _staleness(run: Sighting, now: float, silent: Mapping[str, float]) -> str:

@@ -153,10 +153,20 @@ def begin_attempt(
     return Attempt(hasty(store, OUTAGE_PATIENCE), claim, owner, sidecar, kept, displaces_live, worker, cancelled)
 
 
-def check_heartbeat(interval: float, ttl: float) -> None:
-    """Refuse a TTL that a single missed beat would use up."""
-    if interval <= 0 or ttl < 2 * interval:
+def heartbeat_interval(interval: float | None, ttl: float) -> float:
+    """Return the seconds between two heartbeats.
+
+    Args:
+        interval: As it was set; None: in proportion to the TTL, 10 s for 45 s.
+        ttl: Seconds without a heartbeat after which a process counts as lost.
+
+    Raises:
+        ConfigurationError: A single missed beat would use up the TTL.
+    """
+    chosen = ttl * DEFAULT_INTERVAL / DEFAULT_TTL if interval is None else interval
+    if chosen <= 0 or ttl < 2 * chosen:
         raise ConfigurationError(
             f"heartbeat_seconds={interval} and ttl_seconds={ttl}: the interval must be positive, and the TTL at least "
-            "twice the interval."
+            "twice the interval. Leave out heartbeat_seconds for one that suits the TTL."
         )
+    return chosen

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import resume
 from benchmarks.report import verdict
 from benchmarks.rounds import OURS, Contender, Row, Run
 
 ROOT = Path(__file__).parents[2]
+SOAK = os.environ.get("RESILIENT_SOAK") == "1"
 # Each row of the table begins a section or belongs to the one above it: these texts must stand in one line each.
 ROWS = [
     ("save a training state", "13 MB", "torch.save + fsync"),
@@ -86,6 +90,44 @@ def test_a_quick_run_of_the_sidecar_measures_start_memory_and_delay(tmp_path: Pa
         (section, case) for section in sections for case in ("local directory", "S3")
     }
     assert all(line in done.stdout for line in [*sections, "no sidecar", "the aim", "one obstore PUT"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not SOAK, reason="minutes of waiting for a TTL: RESILIENT_SOAK=1")
+def test_a_quick_run_of_the_resume_recovers_a_training_that_was_killed(tmp_path: Path) -> None:
+    """The training is found, queued, launched and goes on, in this order; `make soak` has the peers beside it."""
+    command = [sys.executable, "-m", "benchmarks.resume", "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1700, check=False)
+    assert done.returncode == 0, done.stderr
+    head, *rounds = [json.loads(line) for line in (tmp_path / "resume.jsonl").read_text().splitlines()]
+    assert head["quick"] is True
+    measured = {line["peer"]: [line[part] for part in resume.PARTS] for line in rounds if "outcome" not in line}
+    assert measured.keys() == {OURS, resume.WATCHED}
+    assert all(ends[0] > 0 and ends == sorted(ends) for ends in measured.values()), measured
+    assert "the aim" in (tmp_path / "resume.txt").read_text()
+
+
+def test_a_recovery_is_shown_in_its_parts_and_beside_the_best_peer() -> None:
+    """Ends that are counted from the kill become the lengths of the parts; medians are shown, and the most redone."""
+
+    def entrant(peer: str, *recoveries: tuple[list[float], int]) -> resume.Entrant:
+        found = [resume.Recovery(dict(zip(resume.PARTS, ends, strict=True)), redone) for ends, redone in recoveries]
+        nowhere: Any = None
+        return resume.Entrant(peer, "s", nowhere, (resume.EVERYTHING,), {resume.EVERYTHING: found})
+
+    ours = entrant(OURS, ([9, 10, 12, 20], 1), ([5, 6, 8, 10], 4), ([9, 10, 12, 20], 1))
+    peers = [entrant("slow", ([1, 2, 3, 40], 0)), entrant("fast", ([1, 2, 3, 5], 2))]
+    rows = resume.rows([ours, *peers], resume.EVERYTHING, 15, "not within 90 s")
+    assert {row.section for row in rows} == {f"{resume.EVERYTHING}, TTL 15 s"}
+    assert [(row.case, row.ours, row.peer, row.theirs, row.ratio) for row in rows] == [
+        ("s", "20.00 s", "the aim", "25.00 s", 0.8),
+        ("s", "20.00 s", resume.PLAIN, "not within 90 s", None),
+        ("s", "20.00 s", "slow", "40.00 s", 0.5),
+        ("s", "20.00 s", "fast", "5.00 s", 4.0),
+        (f"s: {' + '.join(resume.PARTS)}", "9.0 + 1.0 + 2.0 + 8.0 s", "fast", "1.0 + 1.0 + 1.0 + 2.0 s", None),
+        ("s: steps done again", "1, at most 4", "fast", "2, at most 2", None),
+    ]
 
 
 def test_every_contender_takes_its_turn_in_every_round_and_cleans_up() -> None:

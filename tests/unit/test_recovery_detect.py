@@ -82,6 +82,37 @@ def test_a_worker_that_comes_back_is_acquitted():
     assert watch([(1050.0, {"r": 1049.0}), (1060.0, {"r": 1049.0})], suspect).observation.suspects == {}
 
 
+def test_a_suspicion_ends_with_the_next_beat():
+    """Also where no look came between that beat and an outage that nobody saw: the second look starts anew."""
+    suspect = watch(every(13, 974, 1000, {"r": 974.0}))
+    assert suspect.observation.suspects == {"r": 1000.0}
+    after = watch([(1048.5, {"r": 1001.0})], suspect.observation)
+    assert (after.lost, after.observation.suspects) == ({}, {"r": 1048.5})
+
+
+def test_a_suspicion_from_before_a_nap_of_the_observer_counts_no_more():
+    """It has not watched in between."""
+    suspect = watch(every(10, 1000, 1040, {"r": 1000.0}))
+    assert watch([(1140.0, {"r": 1000.0})], suspect.observation).observation.suspects == {}
+
+
+def test_one_late_beat_makes_no_suspect():
+    """A store that answers slowly delays beats; only where a whole one is missing may an outage follow at once."""
+    late = watch([(1000.0, {"r": 1000.0}), (1019.0, {"r": 1000.0})])
+    assert late.observation.suspects == {}
+    assert watch([(1065.0, {"r": 1000.0})], late.observation).lost == {}
+
+
+def test_a_short_ttl_is_not_prolonged_by_the_second_look():
+    """A TTL of 15 s, and a daemon that looks every 5 s: the look after the TTL convicts."""
+    look = Look(Observation(), {})
+    for now in (998.0, 1000.0, 1005.0, 1010.0, 1015.0):
+        assert look.lost == {}
+        runs = [Sighting("r", 998.0)]
+        look = observe(look.observation, now, runs, ttl=15.0, interval=10 / 3, start_allowance=ALLOWANCE)
+    assert set(look.lost) == {"r"}
+
+
 def test_a_run_without_any_beat_gets_the_start_allowance():
     """Imports and images take time: only after the allowance does a run that never beat count as lost."""
     assert watch(every(30, 1000, 1290, {"r": None})).lost == {}
