@@ -88,6 +88,8 @@ class RunFacts:
         mine = present_values(self._store, asset.key, committed)
         self._values |= {(asset.key, p): value for p, value in mine.items()}
         self._reasons[asset.key] = {p: self._why_missing(asset, head) for p, head in begun.items() if p not in mine}
+        if gates := self.brief.gates_of(asset):
+            return self._passed(asset, set(mine), gates)
         if asset.must_commit:
             return set(mine)
         succeeded = self._succeeded(asset, partitions)
@@ -96,6 +98,16 @@ class RunFacts:
             self._reasons[asset.key] = {partitions[-1]: "committed, but its step did not end"}
             return set(partitions[:-1])
         return {*mine, *(p for p in succeeded if p not in begun)}
+
+    def _passed(self, asset: AssetBrief, committed: set[Partition], gates: tuple[str, ...]) -> set[Partition]:
+        """Return the committed partitions whose step ended: only so has its blocking check passed.
+
+        Without it, what is below would be computed from a value that the check refused, or never saw.
+        """
+        passed = committed & self._succeeded(asset, self.brief.partitions_of(asset))
+        why = f"committed, but its step did not pass the blocking check {', '.join(gates)}"
+        self._reasons[asset.key] |= dict.fromkeys(committed - passed, why)
+        return passed
 
     def _committed(self, asset: AssetBrief, head: Head) -> ValueRef | None:
         """Return the value that this series committed under the current code version."""

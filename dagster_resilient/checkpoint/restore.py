@@ -8,7 +8,7 @@ from typing import Any
 
 from dagster_resilient.checkpoint.save import CODEC
 from dagster_resilient.checkpoint.task import TrainingTask
-from dagster_resilient.codecs.builtin import decode_tree
+from dagster_resilient.codecs.trees import decode_tree
 from dagster_resilient.errors import IntegrityError, SchemaVersionError
 from dagster_resilient.state.records import CheckpointRef
 from dagster_resilient.storage.manifest import get_object, read_manifest

@@ -10,8 +10,8 @@ from typing import Any
 from blake3 import blake3
 
 from dagster_resilient.checkpoint.task import TrainingTask
-from dagster_resilient.codecs.builtin import encode_tree
 from dagster_resilient.codecs.codec import Encoded
+from dagster_resilient.codecs.trees import encode_tree
 from dagster_resilient.errors import IntegrityError, StorageError, StoreUnavailableError
 from dagster_resilient.state.records import CheckpointRef
 from dagster_resilient.storage.manifest import read_manifest, write_manifest, write_objects

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 from dagster_resilient.codecs import arrow, polars_frames
 from dagster_resilient.codecs.codec import Codec, Encoded, part
-from dagster_resilient.codecs.documents import decode_document, encode_document
+from dagster_resilient.codecs.models import ModelCodec
 from dagster_resilient.codecs.tables import decode_frame, encode_frame, summary_of
-from dagster_resilient.codecs.tensors import PackReader, PackWriter
+from dagster_resilient.codecs.trees import DOCUMENT, decode_tree, encode_tree
+from dagster_resilient.codecs.views import view_for
 from dagster_resilient.errors import UnsupportedValueError
-from dagster_resilient.storage.object_store import Buffer
 
-NONE, BYTES, FRAME, DOCUMENT = "none/1", "bytes/1", "pandas-parquet/1", "document/1"
+NONE, BYTES, FRAME = "none/1", "bytes/1", "pandas-parquet/1"
 BYTES_PART, FRAME_PART = "value.bin", "table.parquet"
-DOCUMENT_PART, TENSORS_PART = "document.json", "tensors.safetensors"
-
-
-def encode_tree(value: Any, codec: str = DOCUMENT) -> Encoded:
-    """Encode a tree as one JSON document and, where it holds tensors or arrays, one safetensors object."""
-    pack = PackWriter()
-    parts: dict[str, list[Buffer]] = {DOCUMENT_PART: [encode_document(value, pack)]}
-    tensors = pack.buffers()
-    return Encoded(codec, parts | {TENSORS_PART: tensors} if tensors else parts)
-
-
-def decode_tree(parts: Mapping[str, bytes]) -> Any:
-    """Decode what `encode_tree` made."""
-    return decode_document(part(parts, DOCUMENT_PART), PackReader(parts.get(TENSORS_PART)))
 
 
 def _is_class(wanted: Any, package: str, name: str) -> bool:
@@ -66,7 +53,22 @@ class BytesCodec(Codec):
         return part(parts, BYTES_PART)
 
 
-class PandasCodec(Codec):
+class TableCodec(Codec):
+    """A table, which comes as another library's where that is wanted; see `views`."""
+
+    @abstractmethod
+    def own_class(self, meta: Mapping[str, Any]) -> tuple[str, str]:
+        """Return package and name of the class that `decode` gives: it alone comes back equal."""
+
+    def decode_as(self, wanted: Any, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:
+        """See `Codec`."""
+        view = view_for(wanted, parts)
+        if view is None or _is_class(wanted, *self.own_class(meta)):
+            return self.decode(name, parts, meta)
+        return view()
+
+
+class PandasCodec(TableCodec):
     """pandas frames as Parquet; see `tables`."""
 
     names = (FRAME,)
@@ -76,9 +78,9 @@ class PandasCodec(Codec):
         pandas = sys.modules.get("pandas")
         return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index))
 
-    def gives(self, wanted: Any, meta: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """See `Codec`."""
-        return _is_class(wanted, "pandas", "DataFrame")
+    def own_class(self, meta: Mapping[str, Any]) -> tuple[str, str]:  # noqa: ARG002
+        """See `TableCodec`."""
+        return "pandas", "DataFrame"
 
     def encode(self, value: Any) -> Encoded:
         """See `Codec`."""
@@ -95,7 +97,7 @@ class PandasCodec(Codec):
         return decode_frame(part(parts, FRAME_PART), meta)
 
 
-class ArrowCodec(Codec):
+class ArrowCodec(TableCodec):
     """pyarrow tables and record batches, as Parquet or Arrow IPC; see `arrow`."""
 
     names = tuple(arrow.PARTS)
@@ -104,9 +106,9 @@ class ArrowCodec(Codec):
         """Whether it is of pyarrow; the kinds that cannot be stored are refused with advice, in `encode`."""
         return arrow.is_arrow(value)
 
-    def gives(self, wanted: Any, meta: Mapping[str, Any]) -> bool:
-        """See `Codec`."""
-        return _is_class(wanted, "pyarrow", "RecordBatch" if meta.get("batch") else "Table")
+    def own_class(self, meta: Mapping[str, Any]) -> tuple[str, str]:
+        """See `TableCodec`."""
+        return "pyarrow", "RecordBatch" if meta.get("batch") else "Table"
 
     def encode(self, value: Any) -> Encoded:
         """See `Codec`."""
@@ -118,7 +120,7 @@ class ArrowCodec(Codec):
         return arrow.decode_table(name, part(parts, arrow.PARTS[name]), meta)
 
 
-class PolarsCodec(Codec):
+class PolarsCodec(TableCodec):
     """polars frames and series, as Parquet or Arrow IPC; see `polars_frames`."""
 
     names = tuple(polars_frames.PARTS)
@@ -127,9 +129,9 @@ class PolarsCodec(Codec):
         """Whether it is of polars; the kinds that cannot be stored are refused with advice, in `encode`."""
         return polars_frames.is_polars(value)
 
-    def gives(self, wanted: Any, meta: Mapping[str, Any]) -> bool:
-        """See `Codec`."""
-        return _is_class(wanted, "polars", "Series" if "series" in meta else "DataFrame")
+    def own_class(self, meta: Mapping[str, Any]) -> tuple[str, str]:
+        """See `TableCodec`."""
+        return "polars", "Series" if "series" in meta else "DataFrame"
 
     def encode(self, value: Any) -> Encoded:
         """See `Codec`."""
@@ -159,4 +161,12 @@ class DocumentCodec(Codec):
         return decode_tree(parts)
 
 
-BUILT_IN: tuple[Codec, ...] = (NoneCodec(), BytesCodec(), PandasCodec(), ArrowCodec(), PolarsCodec(), DocumentCodec())
+BUILT_IN: tuple[Codec, ...] = (
+    NoneCodec(),
+    BytesCodec(),
+    PandasCodec(),
+    ArrowCodec(),
+    PolarsCodec(),
+    ModelCodec(),
+    DocumentCodec(),
+)

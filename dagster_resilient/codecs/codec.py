@@ -70,10 +70,6 @@ class Codec(ABC):
         """Whether it is this codec that stores a value."""
         return type(value) in self.types
 
-    def gives(self, wanted: Any, meta: Mapping[str, Any]) -> bool:  # noqa: ARG002 - for those that give several
-        """Whether `decode` gives an instance of a class, so that no other view of what is stored is needed."""
-        return wanted in self.types
-
     @abstractmethod
     def encode(self, value: Any) -> Encoded:
         """Encode a value.
@@ -94,6 +90,17 @@ class Codec(ABC):
         Raises:
             IntegrityError: The objects are not what the codec writes.
         """
+
+    def decode_as(self, wanted: Any, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        """Return the same for an annotation that names a class, if several classes can read what is stored.
+
+        Args:
+            wanted: The class; None where nobody named one.
+            name: See `decode`.
+            parts: See `decode`.
+            meta: See `decode`.
+        """
+        return self.decode(name, parts, meta)
 
 
 def shown(value: Any) -> Cell:

@@ -12,11 +12,13 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+import pydantic
+
 from dagster_resilient.codecs.registry import own_types
 
 _PLAIN: tuple[type, ...] = (
     bool, int, float, complex, str, bytes, dict, list, tuple, set, frozenset, type(None),
-    dt.date, dt.time, dt.timedelta, decimal.Decimal, pathlib.PurePath,
+    dt.date, dt.time, dt.timedelta, decimal.Decimal, pathlib.PurePath, pydantic.BaseModel,
 )  # fmt: skip
 _LIBRARIES = {
     "pandas": ("DataFrame",),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from dagster_resilient.codecs.builtin import BUILT_IN
 from dagster_resilient.codecs.codec import Codec, Encoded
-from dagster_resilient.codecs.views import view_for, wanted_class
+from dagster_resilient.codecs.views import wanted_class
 from dagster_resilient.errors import ConfigurationError, SchemaVersionError
 
 C = TypeVar("C", bound=Codec)
@@ -68,8 +68,8 @@ def decode(name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any], wante
         name: The codec, from the manifest.
         parts: The bytes of each object by role.
         meta: From the manifest.
-        wanted: An annotation. Where it names a class of tables other than the one that was stored, the table comes as
-            that; anything else changes nothing.
+        wanted: An annotation. It may name a class as which the codec can give the value, such as another library's
+            table; anything else changes nothing.
 
     Raises:
         SchemaVersionError: This process does not know the codec.
@@ -77,20 +77,12 @@ def decode(name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any], wante
     """
     for codec in _known():
         if name in codec.names:
-            return _decode(codec, name, parts, meta, wanted_class(wanted))
+            return codec.decode_as(wanted_class(wanted), name, parts, meta)
     known = ", ".join(known for codec in _known() for known in codec.names)
     raise SchemaVersionError(
         f"The value was stored by the codec {name!r}; this process knows {known}. Import the module that gives it to "
         "register_codec(), or, if it is one of the library's, upgrade dagster-resilient."
     )
-
-
-def _decode(codec: Codec, name: str, parts: Mapping[str, bytes], meta: Mapping[str, Any], wanted: Any) -> Any:
-    """Prefer what was stored, where it is what is wanted: only its own codec gives it back equal."""
-    view = view_for(wanted, parts)
-    if view is None or codec.gives(wanted, meta):
-        return codec.decode(name, parts, meta)
-    return view()
 
 
 def own_types() -> Iterator[type]:

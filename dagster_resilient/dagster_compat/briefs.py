@@ -105,7 +105,8 @@ class _Brief:
         for data in self._job.asset_layer.data:
             for key in sorted(data.assets_def.check_keys, key=str) if data.node_handle.name in nodes else ():
                 step = str(self._job.asset_layer.get_op_output_handle(key).node_handle)
-                yield CheckBrief(asset=tuple(key.asset_key.path), name=key.name, step_key=step)
+                blocking = data.assets_def.get_spec_for_check_key(key).blocking
+                yield CheckBrief(asset=tuple(key.asset_key.path), name=key.name, step_key=step, blocking=blocking)
 
     def _above(self, keys: list[dg.AssetKey]) -> Iterator[AboveBrief]:
         above = {parent for key in keys for parent in upstream_keys(self._repository, key)} - set(keys)

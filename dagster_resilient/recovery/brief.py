@@ -85,11 +85,13 @@ class CheckBrief(Part):
         asset: Parts of the key of the asset that it checks.
         name: Its name.
         step_key: Dagster's key of the step that evaluates it; the asset's own, or one that is only for checks.
+        blocking: Whether nothing below the asset may be computed before it has passed.
     """
 
     asset: Key
     name: str
     step_key: str
+    blocking: bool = False
 
 
 class AboveBrief(Part):
@@ -129,6 +131,14 @@ class RunBrief(Record):
     def partitions_of(self, asset: AssetBrief) -> tuple[Partition, ...]:
         """Return the targeted partitions of an asset, in order of definition; ``(None,)`` where it has none."""
         return (None,) if asset.partitions is None else self.partitions[asset.partitions].all
+
+    def gates_of(self, asset: AssetBrief) -> tuple[str, ...]:
+        """Return the names of the blocking checks that the asset's own step evaluates."""
+        return tuple(
+            check.name
+            for check in self.checks
+            if check.blocking and check.asset == asset.key and check.step_key == asset.step_key
+        )
 
     def dimensions_of(self, asset: AssetBrief) -> tuple[str, ...]:
         """Return the names of the dimensions of an asset's partitions; empty for plain keys."""

@@ -75,15 +75,29 @@ def definitions(url: str, version: str = "1") -> dg.RepositoryDefinition:
     def checked() -> Iterator[Any]:
         yield dg.Output(1)
 
+    @dg.asset(
+        code_version="1",
+        check_specs=[dg.AssetCheckSpec("gate", asset="gated", blocking=True)],
+        partitions_def=LETTERS,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+    )
+    def gated() -> Iterator[Any]:
+        yield dg.Output({})
+
+    @dg.asset(deps=[gated], code_version="1", partitions_def=LETTERS, backfill_policy=dg.BackfillPolicy.single_run())
+    def below() -> dict[str, int]:
+        return {}
+
     resilient = ResilientResource(url=url)
     return dg.Definitions(
-        assets=[source, letters, total, pair, cells, checked],
+        assets=[source, letters, total, pair, cells, checked, gated, below],
         asset_checks=[total_is_positive],
         jobs=[
             dg.define_asset_job("alphabet", selection=["letters", "total"]),
             dg.define_asset_job("pairs", selection=["left", "right"]),
             dg.define_asset_job("grid", selection=["cells"]),
             dg.define_asset_job("inner", selection=["checked"]),
+            dg.define_asset_job("behind", selection=["gated", "below"]),
         ],
         executor=resilient_executor,
         resources={"resilient": resilient, "io_manager": ResilientIOManager(resilient=resilient)},
@@ -233,6 +247,25 @@ def test_a_check_of_the_assets_own_step_is_left_out_by_name(world: World) -> Non
     assert world.tick() == []
     logs = world.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
     assert any("checked:inside" in (entry.dagster_event.message or "") for entry in logs if entry.dagster_event)
+
+
+def test_a_blocking_check_of_the_assets_own_step_is_not_passed_by(world: World) -> None:
+    """The value is committed, and the check refused it, or never saw it: what is below must not be computed from it."""
+    run = world.a_run("behind")
+    world.commit(run, "gated", *"abcdef")
+    found = world.plan(run)
+    assert ("gated", "a", "redo", "committed, but its step did not pass the blocking check gate") in rows(found)
+    assert found.missing == {("gated",): tuple("abcdef"), ("below",): tuple("abcdef")}
+    (child,) = world.tick()
+    assert child.asset_selection == {dg.AssetKey("gated"), dg.AssetKey("below")}
+
+
+def test_a_blocking_check_that_was_passed_is_not_evaluated_again(world: World) -> None:
+    """Its step ended with success: only what is below is left."""
+    run = world.a_run("behind")
+    world.commit(run, "gated", *"abcdef")
+    world.succeed(run, "gated")
+    assert set(world.plan(run).missing) == {("below",)}
 
 
 def test_assets_of_one_step_stay_together(world: World) -> None:

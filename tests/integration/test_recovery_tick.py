@@ -294,10 +294,10 @@ def test_a_lost_run_is_fenced_closed_and_re_executed(world, monkeypatch):
     now = [1_000.0]
     monkeypatch.setattr("dagster_resilient.tick.store_now", lambda *_: _At(now[0]))
     monkeypatch.setattr("dagster_resilient.tick.list_beats", lambda _: [_Beat(run.run_id, 1_000.0)])
-    for seconds in (0, 3, 6):
+    for seconds in (0, 2, 4):
         now[0] = 1_000.0 + seconds
         assert "lost" not in world.tick()
-    now[0] = 1_009.0
+    now[0] = 1_006.0
     words = world.tick()
     assert "1 lost runs closed" in words
     assert "1 re-executed" in words
