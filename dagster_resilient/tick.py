@@ -16,7 +16,7 @@ import pydantic
 
 from dagster_resilient import dagster_compat as compat
 from dagster_resilient.briefs import Briefs, LiveBriefs
-from dagster_resilient.errors import StorageError
+from dagster_resilient.errors import StorageError, StoreUnavailableError
 from dagster_resilient.launchers import Launcher, OwnLocation
 from dagster_resilient.recover import Recoverer, is_half_launched
 from dagster_resilient.recovery import Observation, RecoveryPolicy, Rests, Sighting, hung, observe
@@ -104,6 +104,8 @@ class RecoveryTick:
     def _detect(self, memory: Observation) -> tuple[Observation, str | None]:
         # Without patience: a probe that waits for the end of an outage would not notice that there was one.
         store = hasty(self._resource.store, 0.0)
+        if memory.made and not store.is_made():
+            raise StoreUnavailableError(f"{store.url} was there, and holds nothing now (unmounted, renamed?).")
         # The clock first: what is listed after it can only be younger than it looks, however slow the store is.
         now = store_now(store, f"sensor-{compat.instance_id(self._instance)}").timestamp()
         all_beats, marks = list_beats(store), list_hangs(store)
@@ -124,7 +126,7 @@ class RecoveryTick:
             stuck = hung(marks, all_beats, now, look.observation.since, **terms)
             wanted = [(run, stuck[run_id]) for run_id, run in live.items() if run_id in stuck.keys() - look.lost.keys()]
             self._each(wanted, lambda found: self._close_hung(*found, now=now))
-        return look.observation, look.paused
+        return look.observation.model_copy(update={"made": store.is_made()}), look.paused
 
     def _close_hung(self, run: dg.DagsterRun, mark: HangName, *, now: float) -> None:
         """Its sidecar reads the fence, and ends the process, also where that hangs in C code."""

@@ -41,6 +41,7 @@ class Observation(pydantic.BaseModel):
         suspects: Store time of the look that first missed beats of a run, where none has come since.
         silent_since: Store time at which a run was first seen without any heartbeat.
         mass_since: Store time at which many runs were first stale together.
+        made: Whether the store was ever seen to be there: it has vanished where it is not there later.
     """
 
     model_config = pydantic.ConfigDict(frozen=True)
@@ -49,10 +50,11 @@ class Observation(pydantic.BaseModel):
     suspects: dict[str, float] = pydantic.Field(default_factory=dict)
     silent_since: dict[str, float] = pydantic.Field(default_factory=dict)
     mass_since: float | None = None
+    made: bool = False
 
     def outage(self) -> Observation:
         """Return the memory after a probe that failed: whatever was believed stale is judged anew."""
-        return Observation(silent_since={})
+        return Observation(made=self.made)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,12 @@ def observe(
     }
     mass_since = _mass_since(memory, now, stale, runs)
     remember = Observation(
-        since=since, last=now, suspects=_earliest(suspects), silent_since=_earliest(silent), mass_since=mass_since
+        since=since,
+        last=now,
+        suspects=_earliest(suspects),
+        silent_since=_earliest(silent),
+        mass_since=mass_since,
+        made=memory.made,
     )
     if mass_since is not None and now - mass_since <= 2 * ttl:
         return Look(

@@ -9,6 +9,7 @@ Standard library and obstore only: see `_sidecar`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import threading
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
             """Return the keys under a prefix, without the prefix: those behind `after` alone, or more."""
 
 
+_MARK = ".resilient#0"  # as storage.local_root has it, which a sidecar does not import
 _CLASSES = {"s3": "S3Store", "gcs": "GCSStore", "azure": "AzureStore"}
 _TIMEOUTS = {"connect_timeout", "read_timeout"}
 _SECRETS = ("secret_access_key", "session_token", "service_account_key", "account_key", "sas_key", "client_secret")
@@ -49,13 +51,14 @@ class Directory:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._seen = False
+        self._place: tuple[int, int] | None = None
+        self._mark: bytes | None = None
         self._count = itertools.count()
 
     def put(self, key: str, body: bytes, timeout: float) -> None:  # noqa: ARG002 - see the class
         """Write an object. A root that was there and has gone (unmounted, renamed) is not made again."""
-        if self._seen:
-            os.stat(self._path)
+        if self._place is not None:
+            self._look_at_root()
         target = f"{self._path}/{key}"
         os.makedirs(os.path.dirname(target), exist_ok=True)
         # Listings skip names that end in "#" and digits; see LocalDirectoryStore. Each call has a name of its own: on a
@@ -64,7 +67,23 @@ class Directory:
         with open(temporary, "wb") as file:
             file.write(body)
         os.replace(temporary, target)
-        self._seen = True
+        if self._place is None or self._mark is None:
+            self._place, self._mark = self._stand()
+
+    def _look_at_root(self) -> None:
+        """Refuse another directory in its place, such as the mount point below it. See `storage.local_root`."""
+        place, mark = self._stand()
+        if place != self._place and (mark is None or mark != self._mark):
+            raise FileNotFoundError(errno.ENOENT, "another directory than it was", self._path)
+        self._place = place
+
+    def _stand(self) -> tuple[tuple[int, int], bytes | None]:
+        found = os.stat(self._path)
+        try:
+            with open(f"{self._path}/{_MARK}", "rb") as file:
+                return (found.st_dev, found.st_ino), file.read()
+        except FileNotFoundError:
+            return (found.st_dev, found.st_ino), None
 
     def get(self, key: str, timeout: float) -> bytes:  # noqa: ARG002 - see the class
         """Read an object."""

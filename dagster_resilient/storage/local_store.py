@@ -21,6 +21,7 @@ from dagster_resilient.errors import (
     StoragePermissionError,
     StoreUnavailableError,
 )
+from dagster_resilient.storage.local_root import MARK, Root
 from dagster_resilient.storage.object_store import (
     Buffer,
     Leftover,
@@ -56,7 +57,7 @@ class LocalDirectoryStore(ObjectStore):
         # os.path.abspath: Path.absolute keeps "..", and resolve would follow links.
         self._path = Path(os.path.abspath(path.expanduser()))  # noqa: PTH100
         self.url = f"file://{self._path}"
-        self._seen_root = False
+        self._root = Root(self._path, self.url)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -128,10 +129,19 @@ class LocalDirectoryStore(ObjectStore):
     def discard(self, leftover: Leftover) -> None:
         """Remove a temporary file."""
         *folders, name = leftover.name.split("/")
-        if not _TEMPORARY.fullmatch(name) or any(folder in {"", ".", ".."} for folder in folders):
+        if (
+            not _TEMPORARY.fullmatch(name)
+            or leftover.name == MARK
+            or any(folder in {"", ".", ".."} for folder in folders)
+        ):
             raise ConfigurationError(f"{leftover.name!r} is no temporary file of {self.url}.")
         with contextlib.suppress(ObjectNotFoundError), self._errors("delete", leftover.name):
             (self._path / leftover.name).unlink()
+
+    def is_made(self) -> bool:
+        """Whether there is a directory in which a store was written."""
+        with self._errors("look at", ""):
+            return self._root.is_made()
 
     def sidecar_config(self) -> Mapping[str, Any]:
         """Return the path."""
@@ -148,7 +158,9 @@ class LocalDirectoryStore(ObjectStore):
 
     def _write(self, key: str, buffers: Buffer | Iterable[Buffer], publish: Callable[[Path, Path], object]) -> None:
         target = self._path / check_key(key)
+        self._root.is_there()  # else made anew it would be an empty store, and every commit would go into it
         self._make_folder(target.parent)
+        self._root.mark()
         temporary = target.with_name(f"part#{secrets.randbits(63)}")
         try:
             with temporary.open("xb", buffering=0) as file:
@@ -161,24 +173,16 @@ class LocalDirectoryStore(ObjectStore):
 
     def _look_at_root(self) -> None:
         """Before a read: an absent directory holds nothing, and is not made; one that has vanished is an outage."""
-        if self._path.is_dir():
-            self._seen_root = True
+        if self._root.is_there():
             return
         nearest = next(path for path in (self._path, *self._path.parents) if os.path.lexists(path))
-        if self._seen_root or not nearest.is_dir():
+        if not nearest.is_dir():
             self._make_folder(self._path)  # says what is wrong with it
 
     def _make_folder(self, folder: Path) -> None:
         """Make a folder and its parents; sync each parent, or a power loss forgets the whole branch."""
         if folder.is_dir():
-            self._seen_root = self._seen_root or self._path in (folder, *folder.parents)
             return
-        if folder == self._path and self._seen_root:
-            # Made anew it would be an empty store without logs and fences, and every commit would go into it.
-            raise StoreUnavailableError(
-                f"{self.url} has vanished since this process opened it (unmounted, renamed?). Bring it back.",
-                store=self.url,
-            )
         self._make_folder(folder.parent)
         try:
             folder.mkdir()
@@ -186,7 +190,6 @@ class LocalDirectoryStore(ObjectStore):
             if not folder.is_dir():  # else another writer was faster
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
         _sync_folder(folder.parent)
-        self._seen_root = self._seen_root or folder == self._path
 
     @contextlib.contextmanager
     def _errors(self, verb: str, key: str) -> Iterator[None]:
@@ -220,7 +223,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
 def _temporaries(folder: Path, prefix: str) -> Iterator[Leftover]:
     """Yield the temporary files under a folder."""
     for name, file in _files(folder, prefix):
-        if _TEMPORARY.fullmatch(file.name):
+        if _TEMPORARY.fullmatch(file.name) and name != MARK:
             with contextlib.suppress(FileNotFoundError):
                 info = _info(name, file.stat())
                 yield Leftover(info.key, info.size, info.last_modified)

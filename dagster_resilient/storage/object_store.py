@@ -92,6 +92,14 @@ class ObjectStore(ABC):
             StorageError: A range ends beyond the object: fewer bytes than asked for are never returned.
         """
 
+    def is_made(self) -> bool:
+        """Whether the place is there and is a store's. False where only the first write makes it, as with a directory.
+
+        Raises:
+            StoreUnavailableError: It was there, and has gone.
+        """
+        return True
+
     def get_into(self, key: str, buffer: bytearray | memoryview, start: int = 0) -> None:
         """Fill a buffer with the bytes of an object from `start` on: fresh memory costs more than a copy into used one.
 

@@ -172,6 +172,10 @@ class RetryingStore(ObjectStore):
         """Remove a leftover. A second try meets one that is gone already, which is no error."""
         self._retry(lambda: self._inner.discard(leftover))
 
+    def is_made(self) -> bool:
+        """Return what the store inside returns."""
+        return self._retry(self._inner.is_made)
+
     def sidecar_config(self) -> Mapping[str, Any]:
         """Return what the store inside returns."""
         return self._inner.sidecar_config()

@@ -222,6 +222,10 @@ class FaultStore(ObjectStore):
         """Remove a leftover."""
         self._run("discard", leftover.name, lambda: self._inner.discard(leftover))
 
+    def is_made(self) -> bool:
+        """Return what the store inside returns."""
+        return self._inner.is_made()
+
     def sidecar_config(self) -> Mapping[str, Any]:
         """Return what the store inside returns."""
         return self._inner.sidecar_config()

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dagster_resilient.errors import ObjectNotFoundError, StorageError, StoreUnavailableError
+from dagster_resilient.errors import ConfigurationError, ObjectNotFoundError, StorageError, StoreUnavailableError
+from dagster_resilient.state._sidecar_store import Directory
+from dagster_resilient.storage.local_root import MARK
 from dagster_resilient.storage.local_store import LocalDirectoryStore
-from dagster_resilient.storage.object_store import ObjectStore, open_store
+from dagster_resilient.storage.object_store import Leftover, ObjectStore, open_store
+from dagster_resilient.storage.retry import hasty
 
 Place = tuple[str, dict[str, Any]]
 RunPython = Callable[..., str]
@@ -35,7 +41,8 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def noted(name: str, call: Callable[..., None]) -> Callable[..., None]:
         def run(source: Any, target: Any, **kwargs: Any) -> None:
-            calls.append(f"{name} {Path(target).name}")
+            if Path(target).name != MARK:
+                calls.append(f"{name} {Path(target).name}")
             call(source, target, **kwargs)
 
         return run
@@ -58,9 +65,9 @@ def test_a_local_write_is_on_the_disk_before_it_is_visible(local_url: str, synce
 
 
 def files_below(url: str) -> list[str]:
-    """All files that are really there, temporary ones too."""
+    """All files that are really there, temporary ones too, and not the mark of the directory."""
     root = Path(url.removeprefix("file://"))
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.name != MARK)
 
 
 @pytest.mark.parametrize("verb", ["put", "create"])
@@ -187,6 +194,93 @@ def test_a_directory_that_vanishes_is_an_outage_not_a_new_store(tmp_path: Path) 
     assert not (tmp_path / "store").exists()
     (tmp_path / "elsewhere").rename(tmp_path / "store")
     assert store.get("a") == b"1"
+
+
+def test_an_empty_directory_in_its_place_is_an_outage_too(tmp_path: Path) -> None:
+    """That is what is left where a file system was unmounted. Nothing is read from it, and nothing written into it."""
+    store = open_store(str(tmp_path / "store")).with_patience(0.0)  # type: ignore[attr-defined]
+    store.put("a", b"1")
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    (tmp_path / "store").mkdir()
+    for call in (lambda: store.put("b", b"2"), lambda: store.get("a"), lambda: list(store.list("")), store.is_made):
+        with pytest.raises(StoreUnavailableError, match=r"is another directory|circuit"):
+            call()
+    assert list((tmp_path / "store").iterdir()) == []
+    (tmp_path / "store").rmdir()
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    assert hasty(store, 30.0).get("a") == b"1"
+
+
+def test_another_store_in_its_place_is_an_outage(tmp_path: Path) -> None:
+    """It carries another mark."""
+    store = open_store(str(tmp_path / "store")).with_patience(0.0)  # type: ignore[attr-defined]
+    store.put("a", b"1")
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    open_store(str(tmp_path / "store")).put("a", b"2")
+    with pytest.raises(StoreUnavailableError, match="is another directory"):
+        store.get("a")
+
+
+def test_a_store_that_comes_back_elsewhere_is_the_same(tmp_path: Path) -> None:
+    """A network mount may come back with another device number: its mark says that it is the same."""
+    store = open_store(str(tmp_path / "store"))
+    store.put("a", b"1")
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "copy").rename(tmp_path / "store")
+    store.put("b", b"2")
+    assert (store.get("a"), store.get("b")) == (b"1", b"2")
+
+
+def test_a_store_from_before_there_were_marks_gets_one(tmp_path: Path) -> None:
+    """With the next write; whoever only reads leaves none."""
+    (tmp_path / "a").write_bytes(b"1")
+    store = open_store(str(tmp_path))
+    assert (store.get("a"), store.is_made()) == (b"1", True)
+    assert not (tmp_path / MARK).exists()
+    store.put("b", b"2")
+    assert (tmp_path / MARK).read_bytes()
+
+
+def test_the_mark_is_one_and_nobodys_object(tmp_path: Path) -> None:
+    """However many begin at once; neither listed nor taken for a leftover."""
+    stores = [open_store(str(tmp_path / "store")) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: stores[n].put(f"k{n}", b"1"), range(8)))
+    assert [names(store) for store in stores] == [[f"k{n}" for n in range(8)]] * 8
+    assert list(stores[0].leftovers()) == []
+    for store in stores:
+        store.put("more", b"1")
+    with pytest.raises(ConfigurationError):
+        stores[0].discard(Leftover(MARK, 1, datetime.now(UTC)))
+
+
+def test_a_place_is_made_once_something_was_stored(tmp_path: Path) -> None:
+    """An absent or an empty directory is none yet."""
+    store = open_store(str(tmp_path / "store"))
+    assert not store.is_made()
+    (tmp_path / "store").mkdir()
+    assert not open_store(str(tmp_path / "store")).is_made()
+    store.put("a", b"1")
+    assert store.is_made()
+
+
+def test_a_sidecar_takes_no_other_directory_for_it(tmp_path: Path) -> None:
+    """A heartbeat in an empty mount point would make it a store."""
+    open_store(str(tmp_path / "store")).put("a", b"1")
+    sidecar = Directory(str(tmp_path / "store"))
+    sidecar.put("live/a", b"1", 1.0)
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError):
+        sidecar.put("live/a", b"2", 1.0)
+    (tmp_path / "store").mkdir()
+    with pytest.raises(FileNotFoundError, match="another directory"):
+        sidecar.put("live/a", b"2", 1.0)
+    assert list((tmp_path / "store").iterdir()) == []
+    (tmp_path / "store").rmdir()
+    shutil.copytree(tmp_path / "elsewhere", tmp_path / "store")
+    sidecar.put("live/a", b"3", 1.0)
+    assert (tmp_path / "store" / "live" / "a").read_bytes() == b"3"
 
 
 def test_looking_does_not_make_the_place(tmp_path: Path) -> None:

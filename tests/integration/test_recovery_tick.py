@@ -3,6 +3,7 @@
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -338,6 +339,23 @@ def test_a_store_that_answers_slowly_ages_no_heartbeat(world, monkeypatch):
     for _ in range(4):
         assert "lost" not in world.tick()
     assert world.instance.get_run_by_id(run.run_id).status is STARTED
+
+
+def test_a_store_that_vanished_is_not_made_anew(world, tmp_path):
+    """Also by a sensor that was started since: it writes nothing, judges nothing, and goes on when it is back."""
+    run = world.a_run()
+    world.commit(run, "base", "a")
+    world.tick()
+    store = Path(world.url)
+    store.rename(tmp_path / "elsewhere")
+    assert "does not answer" in world.tick()
+    assert not store.exists()
+    store.mkdir()
+    assert "holds nothing now" in world.tick()
+    assert list(store.iterdir()) == []
+    store.rmdir()
+    (tmp_path / "elsewhere").rename(store)
+    assert "does not answer" not in world.tick()
 
 
 def test_earlier_runs_are_fenced_before_the_plan(world):
