@@ -120,6 +120,7 @@ def on_run_worker_start(
     The body also ends by an exception, and when Dagster drops the executor's generator: the heartbeat ends with it.
     """
     stores = resilient_resources(plan_context)
+    _say_if_unprotected(plan_context, stores)
     _refuse_unfit(stores, execution_plan)
     _refuse_hints(plan_context)
     with ExitStack() as stack:
@@ -140,6 +141,15 @@ def resilient_resources(plan_context: PlanOrchestrationContext) -> list[Resilien
     """Return the resilient resources that a run's steps use, one per store."""
     by_url = {resource.url: resource for resource in job_resources(plan_context, ResilientResource)}
     return list(by_url.values())
+
+
+def _say_if_unprotected(plan_context: PlanOrchestrationContext, stores: Sequence[ResilientResource]) -> None:
+    """Somebody who chose the executor believes to be protected."""
+    if not stores:
+        plan_context.log.warning(
+            f"No step of this run uses a ResilientResource: {resilient_executor.name!r} has no place for a heartbeat, "
+            "and the run is not recovered. Give the job ResilientIOManager, or an asset the resource as a parameter."
+        )
 
 
 def _refuse_unfit(stores: list[ResilientResource], execution_plan: ExecutionPlan) -> None:

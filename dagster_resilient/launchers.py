@@ -15,6 +15,7 @@ from dagster_resilient.errors import ConfigurationError, LaunchError
 
 LAUNCH_TAG = "resilient/launch"
 _TIMEOUT = (5.0, 60.0)
+_SHOWN = 300  # characters of what a webserver answers
 # Seconds for which a request that got no answer may still be at work in the webserver.
 IN_DOUBT = 90.0
 
@@ -130,7 +131,12 @@ class Webserver:
     def _post(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             reply = requests.post(self._url, json=body, headers=self._headers, timeout=_TIMEOUT)
-            reply.raise_for_status()
+            if not reply.ok:
+                text = " ".join(reply.text.split())[:_SHOWN]
+                raise LaunchError(
+                    f"The webserver at {self._url} answers {reply.status_code}: {text}; "
+                    "the next tick tries again. Check that the run's code location is loaded there."
+                )
             answer = reply.json()
         except (requests.RequestException, ValueError) as error:
             raise LaunchError(

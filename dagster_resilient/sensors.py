@@ -49,13 +49,22 @@ def build_recovery_sensor(
         code_locations: With `webserver_url`: whose runs are recovered; None: those of all that use this store.
 
     Raises:
-        ConfigurationError: `code_locations` or `webserver_headers` without `webserver_url`.
+        ConfigurationError: `code_locations` or `webserver_headers` without `webserver_url`, or of a form that cannot be
+            meant.
     """
     chosen, rests = policy or RecoveryPolicy(), Rests()
     if webserver_url is None and (code_locations is not None or webserver_headers is not None):
         raise ConfigurationError(
             "build_recovery_sensor: code_locations and webserver_headers say how to recover the runs of other code "
             "locations; give webserver_url with them."
+        )
+    if webserver_url is not None and not webserver_url.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"build_recovery_sensor: webserver_url={webserver_url!r} must begin with http:// or https://."
+        )
+    if isinstance(code_locations, str):
+        raise ConfigurationError(
+            f"build_recovery_sensor: code_locations={code_locations!r} is one text; write [{code_locations!r}]."
         )
 
     @dg.sensor(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from dagster_resilient.errors import ConfigurationError
 
@@ -27,6 +27,15 @@ _INFRASTRUCTURE = frozenset(
 # Our own refusals: the same value, setting or version is refused again, after the same compute.
 _REFUSALS = frozenset({"UnsupportedValueError", "ConfigurationError", "SchemaVersionError"})
 _CRASHES = frozenset({"ChildProcessCrashException"})
+_MAX_ATTEMPTS: Mapping[FailureClass, int] = {
+    "preempted": 100,
+    "lost": 10,
+    "hung": 3,
+    "crashed": 10,
+    "infrastructure": 10,
+    "user_error": 2,
+    "refused": 0,
+}
 # What a step or a run worker raises when it was told to leave. A user's cancel looks the same: ask for that first.
 _LEAVINGS = frozenset({"PreemptedError", "DagsterExecutionInterruptedError"})
 
@@ -96,8 +105,8 @@ class RecoveryPolicy:
     something before it failed starts the count of the delays anew (not that of the attempts).
 
     Attributes:
-        max_attempts: Re-executions per run group, by the class of its latest failure. A class that is not named, as
-            ``refused`` is not by default, gets none. Attempts after a preemption count for ``preempted`` alone. New
+        max_attempts: Re-executions per run group, by the class of its latest failure. A class that is not named keeps
+            its default, which is 0 for ``refused``. Attempts after a preemption count for ``preempted`` alone. New
             code of the run's assets, or new data of those above them, starts the count anew.
         first_wait: Seconds; the bound of the first delay.
         longest_wait: Seconds; the bound of every delay.
@@ -105,28 +114,23 @@ class RecoveryPolicy:
         start_allowance: Seconds that a run may take until its first heartbeat.
     """
 
-    max_attempts: Mapping[FailureClass, int] = field(
-        default_factory=lambda: {
-            "preempted": 100,
-            "lost": 10,
-            "hung": 3,
-            "crashed": 10,
-            "infrastructure": 10,
-            "user_error": 2,
-        }
-    )
+    max_attempts: Mapping[FailureClass, int] = field(default_factory=dict)
     first_wait: float = 10.0
     longest_wait: float = 600.0
     lookback: float = 86_400.0
     start_allowance: float = 300.0
 
     def __post_init__(self) -> None:
-        bad = [
-            name for name in ("first_wait", "longest_wait", "lookback", "start_allowance") if getattr(self, name) < 0
-        ]
-        bad += [name for name, count in self.max_attempts.items() if count < 0]
-        if bad:
-            raise ConfigurationError(f"RecoveryPolicy: {', '.join(bad)} must not be negative.")
+        if not isinstance(self.max_attempts, Mapping) or self.max_attempts.keys() - get_args(FailureClass):
+            raise ConfigurationError(
+                f"RecoveryPolicy: max_attempts={self.max_attempts!r} must be a dict of numbers by class of failure, "
+                f"of which there are {', '.join(get_args(FailureClass))}."
+            )
+        waits = {name: getattr(self, name) for name in ("first_wait", "longest_wait", "lookback", "start_allowance")}
+        for name, value in (*waits.items(), *self.max_attempts.items()):
+            if not isinstance(value, (int, float)) or not value >= 0:
+                raise ConfigurationError(f"RecoveryPolicy: {name}={value!r} must be a number that is not negative.")
+        object.__setattr__(self, "max_attempts", {**_MAX_ATTEMPTS, **self.max_attempts})
 
     def decide(
         self,
@@ -151,7 +155,7 @@ class RecoveryPolicy:
             free: How many of `attempts` cost this failure nothing; see `attempts_of_other_kind`.
             progressed: Whether the failed run had committed anything.
         """
-        limit = self.max_attempts.get(failure, 0)
+        limit = self.max_attempts[failure]
         spent = attempts - free
         if spent >= limit:
             return Decision(

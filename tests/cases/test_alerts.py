@@ -12,7 +12,7 @@ from dagster_resilient import RecoveryPolicy
 from dagster_resilient.alerts import RunGaveUp, build_gave_up_sensor
 from dagster_resilient.errors import ConfigurationError, StoreUnavailableError
 
-NEVER = RecoveryPolicy(max_attempts={})
+NEVER = RecoveryPolicy(max_attempts=dict.fromkeys(RecoveryPolicy().max_attempts, 0))
 
 
 @pytest.fixture

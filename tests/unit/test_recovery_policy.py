@@ -133,3 +133,19 @@ def test_negative_settings_are_refused_by_name():
     """A policy that cannot work is refused when it is written."""
     with pytest.raises(ConfigurationError, match="first_wait"):
         RecoveryPolicy(first_wait=-1)
+
+
+@pytest.mark.parametrize("given", [{"lsot": 5}, 3, "lost", {"lost": "5"}, {"lost": None}, {"lost": float("nan")}])
+def test_attempts_that_cannot_be_meant_are_refused(given):
+    """A class that is misspelled, and what is no number: by name, with the classes that there are."""
+    with pytest.raises(ConfigurationError, match=r"lsot|lost|3"):
+        RecoveryPolicy(max_attempts=given)
+
+
+def test_a_class_that_is_left_out_keeps_its_default():
+    """Naming one does not switch recovery off for the others."""
+    policy = RecoveryPolicy(max_attempts={"lost": 1})
+    assert policy.max_attempts == RecoveryPolicy().max_attempts | {"lost": 1}
+    assert policy.decide("crashed", 1, elapsed=1e9, seed="s").action == "launch"
+    assert policy.decide("lost", 1, elapsed=1e9, seed="s").action == "give_up"
+    assert policy.decide("refused", 0, elapsed=1e9, seed="s").action == "give_up"

@@ -7,9 +7,9 @@ import dagster as dg
 import pandas as pd
 import pytest
 
-from dagster_resilient import ResilientIOManager, ResilientResource
-from dagster_resilient.errors import UnsupportedValueError
-from dagster_resilient.executor import _refuse_hints
+from dagster_resilient import ResilientIOManager, ResilientResource, build_recovery_sensor
+from dagster_resilient.errors import ConfigurationError, UnsupportedValueError
+from dagster_resilient.executor import _refuse_hints, _say_if_unprotected
 
 
 def plan_of(*assets: dg.AssetsDefinition, io_manager: object | None = None) -> SimpleNamespace:
@@ -46,3 +46,28 @@ def test_what_can_be_stored_passes():
 def test_another_io_manager_may_take_anything():
     """We judge only what we store."""
     _refuse_hints(plan_of(connection, io_manager=dg.FilesystemIOManager()))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"code_locations": ["a"]}, "give webserver_url"),
+        ({"webserver_headers": {"token": "t"}}, "give webserver_url"),
+        ({"webserver_url": "localhost:3000"}, "http://"),
+        ({"webserver_url": "http://localhost:3000", "code_locations": "a"}, r"\['a'\]"),
+    ],
+)
+def test_a_sensor_whose_settings_cannot_be_meant_is_refused(given, said):
+    """When it is built, and not at its first tick."""
+    with pytest.raises(ConfigurationError, match=said):
+        build_recovery_sensor(**given)
+
+
+def test_a_run_that_cannot_be_recovered_says_so():
+    """Its job has the executor, and nothing that uses a store: there is no place for a heartbeat."""
+    said = []
+    context = SimpleNamespace(log=SimpleNamespace(warning=said.append))
+    _say_if_unprotected(context, [ResilientResource(url="/nowhere")])
+    assert said == []
+    _say_if_unprotected(context, [])
+    assert "uses a ResilientResource" in said[0]
