@@ -31,12 +31,12 @@ class ModelCodec(Codec):
         """See `Codec`."""
         kind = type(value)
         encoded = encode_tree(_fields(value), MODEL)
-        parts = {role: b"".join(buffers) for role, buffers in encoded.parts.items()}
         try:
-            back = _made(kind, decode_tree(parts))
+            back = _made(kind, decode_tree(_joined(encoded)))
+            same = _whole(back) == _whole(value)
         except UnsupportedValueError as error:
             raise UnsupportedValueError(f"The value cannot be stored: {error}") from error
-        if back != value or _fields(back) != _fields(value) or back.model_fields_set != value.model_fields_set:
+        if not same:
             raise UnsupportedValueError(
                 f"The {_name(kind)} would not come back equal from its fields; store them, or register a codec for it."
             )
@@ -67,6 +67,15 @@ class ModelCodec(Codec):
 def _fields(value: pydantic.BaseModel) -> dict[str, Any]:
     """Return what was set, and what differs from its default no less: a default may change with the code."""
     return {"fields": value.model_dump(mode="python", round_trip=True), "set": sorted(value.model_fields_set)}
+
+
+def _whole(value: pydantic.BaseModel) -> dict[str, bytes]:
+    """Return all that an instance holds as bytes: `==` says nothing of types, and has no answer for arrays."""
+    return _joined(encode_tree(_fields(value) | {"private": value.__pydantic_private__}))
+
+
+def _joined(encoded: Encoded) -> dict[str, bytes]:
+    return {role: b"".join(buffers) for role, buffers in encoded.parts.items()}
 
 
 def _made(kind: type[pydantic.BaseModel], stored: Any) -> pydantic.BaseModel:

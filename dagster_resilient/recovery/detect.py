@@ -4,7 +4,8 @@ Three rules keep live runs alive. Staleness counts only over time in which our o
 starts anew after an outage: when a store comes back, every heartbeat is old and every worker is well. A run must miss
 beats in two looks that are two heartbeat intervals apart: an outage that began and ended between two of our probes left
 no trace but old heartbeats, and a live worker beats again within that time. (The first of the looks may come before the
-TTL is over, but not before a whole beat was missed: only so does an outage right behind it leave a live worker alone.)
+TTL is over, but not before a beat is late by half an interval: only so does an outage right behind it, which nobody
+sees, leave a live worker alone.)
 And where many runs go stale together, the judgement waits: that is more often a fault of the store or of this observer
 than of the machines.
 
@@ -22,7 +23,7 @@ import pydantic
 from dagster_resilient.state.beats import LiveName
 from dagster_resilient.state.hangs import HangName
 
-INTERVALS_TO_CONVICT = 2
+INTERVALS_TO_SUSPECT, INTERVALS_TO_CONVICT = 1.5, 2
 # Runs in each part of the memory, which is a sensor's cursor: 100 KB in all at most.
 MOST_REMEMBERED = 700
 # Seconds between two looks beyond which the observer itself was asleep. A daemon ticks every 5 s at best, a slow tick
@@ -111,7 +112,7 @@ def observe(
     suspects = {
         run.run_id: _suspected_since(memory if unbroken else Observation(), now, _last_sign(run, silent), run.run_id)
         for run in runs
-        if silences[run.run_id] > min(limits[run.run_id] / 2, long_enough)
+        if silences[run.run_id] > min(limits[run.run_id] / 2, INTERVALS_TO_SUSPECT * interval)
     }
     mass_since = _mass_since(memory, now, stale, runs)
     remember = Observation(
