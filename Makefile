@@ -37,7 +37,8 @@ bench: $(STAMP)  ## speed as ratios, raw rounds kept in benchmarks/results
 	$(BIN)/python -m benchmarks.resume
 
 soak: $(STAMP)  ## the full counts: kill sweeps and model checks
-	RESILIENT_SOAK=1 $(BIN)/python -m pytest -m "not alone"
+	RESILIENT_SOAK=1 $(BIN)/python -m pytest -m "not alone" --ignore tests/chaos
+	RESILIENT_SOAK=1 $(BIN)/python -m pytest tests/chaos -n 1
 	RESILIENT_SOAK=1 $(BIN)/python -m pytest -m alone -n 0
 
 clean:

@@ -48,13 +48,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 # The files that take longest, longest first: begun last, each would hold up the end while other workers stand idle.
 _LONGEST = (
-    "test_outage",
+    "test_range_kills",
     "test_demo",
     "test_demo_faults",
     "test_kill_table",
-    "test_range_kills",
-    "test_training_kill",
     "test_docs",
+    "test_false_positives",
+    "test_training_kill",
+    "test_outage",
     "test_reexecute_buttons",
     "test_recovery_apart",
     "test_executor",
