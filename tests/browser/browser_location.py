@@ -79,7 +79,10 @@ defs = dg.Definitions(
     executor=resilient_executor,
     # What raises an error is left to the person at the browser; what is killed is recovered.
     sensors=[
-        build_recovery_sensor(RecoveryPolicy(max_attempts={"crashed": 3}, first_wait=0), minimum_interval_seconds=1)
+        build_recovery_sensor(
+            RecoveryPolicy(max_attempts=dict.fromkeys(RecoveryPolicy().max_attempts, 0) | {"crashed": 3}, first_wait=0),
+            minimum_interval_seconds=1,
+        )
     ],
     resources={"resilient": resilient, "io_manager": ResilientIOManager(resilient=resilient)},
 )
