@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import json
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_resilient.codecs.codec import HEAD_COLUMNS, HEAD_ROWS, Summary, shown
@@ -22,6 +23,10 @@ from dagster_resilient.errors import IntegrityError, UnsupportedValueError
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
+
+_ADVICE = "Convert it, or store another type."
+_UNREADABLE = (ValueError, TypeError, OverflowError, NotImplementedError)
 
 
 def encode_frame(frame: pd.DataFrame) -> tuple[bytes, dict[str, Any]]:
@@ -30,18 +35,29 @@ def encode_frame(frame: pd.DataFrame) -> tuple[bytes, dict[str, Any]]:
     Raises:
         UnsupportedValueError: The frame would come back different. The message names the column, or the index.
     """
-    raw, meta = _write(frame), {"attrs": _encode_attrs(frame)}
-    meta |= _repairs(frame, _read(raw))
+    of_arrow = _of_arrow(frame)
+    raw, meta = _write(frame), {"attrs": _encode_attrs(frame), "arrow": of_arrow}
+    try:
+        meta |= _repairs(frame, _read(raw, of_arrow))
+    except _UNREADABLE as error:
+        raise UnsupportedValueError(f"The frame does not come back from Parquet: {error}. {_ADVICE}") from error
     _require_equal(frame, raw, meta)
     return raw, meta
 
 
 def decode_frame(raw: bytes, meta: Mapping[str, Any]) -> pd.DataFrame:
     """Return the frame of Parquet bytes and their meta data."""
-    frame = _repaired(_read(raw), meta)
+    frame = _repaired(_read(raw, meta.get("arrow", ())), meta)
     if meta.get("attrs"):
         frame.attrs = decode_document(meta["attrs"].encode(), PackReader(None))
     return frame
+
+
+def _of_arrow(frame: pd.DataFrame) -> list[int]:
+    """Return the positions of the columns whose type is one of Arrow's."""
+    import pandas as pd  # noqa: PLC0415
+
+    return [i for i, dtype in enumerate(frame.dtypes) if isinstance(dtype, pd.ArrowDtype)]
 
 
 def _write(frame: pd.DataFrame) -> bytes:
@@ -61,14 +77,34 @@ def _write(frame: pd.DataFrame) -> bytes:
     return target.getvalue()
 
 
-def _read(raw: bytes) -> pd.DataFrame:
+def _read(raw: bytes, of_arrow: Sequence[int]) -> pd.DataFrame:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        frame: pd.DataFrame = pq.read_table(pa.BufferReader(raw)).to_pandas()
+        return _frame_of(pq.read_table(pa.BufferReader(raw)), of_arrow)
     except pa.ArrowException as error:
         raise IntegrityError(f"The stored table cannot be read as Parquet: {error}") from error
+
+
+def _frame_of(table: pa.Table, of_arrow: Sequence[int]) -> pd.DataFrame:
+    """Return a table's frame, with the columns of Arrow types taken from the table as they are.
+
+    pandas does not understand its own names of most of these types: lists, dictionaries, decimals.
+    """
+    import pandas as pd  # noqa: PLC0415
+
+    if not of_arrow:
+        return table.to_pandas()  # type: ignore[no-any-return]
+    stored = json.loads(table.schema.metadata[b"pandas"])
+    columns = [column for column in stored["columns"] if column["field_name"] not in stored["index_columns"]]
+    for position in of_arrow:
+        columns[position]["numpy_type"] = "object"
+    metadata = {**table.schema.metadata, b"pandas": json.dumps(stored).encode()}
+    frame: pd.DataFrame = table.replace_schema_metadata(metadata).to_pandas()
+    for position in of_arrow:
+        column = table.column(columns[position]["field_name"])
+        frame.isetitem(position, pd.arrays.ArrowExtensionArray(column))
     return frame
 
 
@@ -172,11 +208,12 @@ def _repaired(frame: pd.DataFrame, repairs: Mapping[str, Any]) -> pd.DataFrame:
 def _require_equal(frame: pd.DataFrame, raw: bytes, meta: Mapping[str, Any]) -> None:
     import pandas as pd  # noqa: PLC0415
 
-    advice = "Convert it, or store another type."
     try:
         back = decode_frame(raw, meta)
-    except (ValueError, TypeError, OverflowError, NotImplementedError) as error:
-        raise UnsupportedValueError(f"The frame does not come back from Parquet as it is: {error}. {advice}") from error
+    except _UNREADABLE as error:
+        raise UnsupportedValueError(
+            f"The frame does not come back from Parquet as it is: {error}. {_ADVICE}"
+        ) from error
     for what, ours, theirs in _parts(frame, back):
         try:
             if isinstance(ours, pd.Series):
@@ -187,7 +224,7 @@ def _require_equal(frame: pd.DataFrame, raw: bytes, meta: Mapping[str, Any]) -> 
         except (AssertionError, ValueError, TypeError):
             same = False
         if not same:
-            raise UnsupportedValueError(f"{what} would come back from Parquet different from what it is. {advice}")
+            raise UnsupportedValueError(f"{what} would come back from Parquet different from what it is. {_ADVICE}")
 
 
 def _parts(frame: pd.DataFrame, back: pd.DataFrame) -> Iterator[tuple[str, Any, Any]]:
