@@ -123,6 +123,7 @@ class Sidecar:
         self._child: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._over = threading.Event()
+        self._known = True
         self._fence: str | None = None
         self._taken: dict[str, str] = {}
         self._fenced: str | None = None
@@ -238,7 +239,9 @@ class Sidecar:
         with self._lock:
             was_over, child, reader = self._over.is_set(), self._child, self._reader
             self._over.set()
-        _live.forget(self)
+            known, self._known = self._known, False
+        if known:  # once: a later call may come from the garbage collector, while its thread holds the registry's lock
+            _live.forget(self)
         if was_over or child is None or reader is None:
             return
         deadline = time.monotonic() + _GOODBYE
