@@ -40,10 +40,12 @@ class Registry(Generic[C]):
             return self._live[name]
 
     def forget(self, sidecar: C) -> None:
-        """Start another one at the next call."""
-        with self._lock:
-            for name in [name for name, known in self._live.items() if known is sidecar]:
-                del self._live[name]
+        """Start another one at the next call.
+
+        Takes no lock: the garbage collector may call this in a thread for whose start `get` waits under the lock.
+        """
+        for name in [name for name, known in list(self._live.items()) if known is sidecar]:
+            self._live.pop(name, None)
 
     def close_all(self) -> None:
         """Close every one."""
