@@ -40,7 +40,9 @@ def encode_frame(frame: pd.DataFrame) -> tuple[bytes, dict[str, Any]]:
     try:
         meta |= _repairs(frame, _read(raw, of_arrow))
     except _UNREADABLE as error:
-        raise UnsupportedValueError(f"The frame does not come back from Parquet: {error}. {_ADVICE}") from error
+        raise UnsupportedValueError(
+            f"The frame, or its index, does not come back from Parquet: {error}. {_ADVICE}"
+        ) from error
     _require_equal(frame, raw, meta)
     return raw, meta
 

@@ -240,7 +240,7 @@ class Sidecar:
             was_over, child, reader = self._over.is_set(), self._child, self._reader
             self._over.set()
             known, self._known = self._known, False
-        if known:  # once: a later call may come from the garbage collector, while its thread holds the registry's lock
+        if known:  # once: the registry forgets without a lock, and must not meet a successor of the same name
             _live.forget(self)
         if was_over or child is None or reader is None:
             return

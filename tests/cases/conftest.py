@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dagster_resilient import ResilientResource
 from dagster_resilient.state import heartbeat
 from dagster_resilient.state.log import NumberedLog
 from dagster_resilient.state.store import ObjectRecords
@@ -26,6 +27,13 @@ def place(request: pytest.FixtureRequest) -> Place:
     if request.param == "local":
         return request.getfixturevalue("local_url"), {}
     return f"memory://{uuid.uuid4().hex}", {}
+
+
+@pytest.fixture
+def resilient(place) -> ResilientResource:
+    """A resource on an empty store, one of each kind."""
+    url, options = place
+    return ResilientResource(url=url, storage_options=options)
 
 
 @pytest.fixture(params=["local", S3])

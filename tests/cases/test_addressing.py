@@ -10,8 +10,9 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from in_process import failure_of, run
 
-from dagster_resilient import ResilientIOManager, ResilientResource, list_tasks, open_task, retire_task
+from dagster_resilient import ResilientResource, list_tasks, open_task, retire_task
 from dagster_resilient.errors import ValueNotFoundError
 from dagster_resilient.storage import keys as store_keys
 from dagster_resilient.storage.object_store import open_store
@@ -20,27 +21,9 @@ SINGLE_RUN = dg.BackfillPolicy.single_run()
 BASE = "team/a%2Fb/base"  # nothing in it may be decoded
 
 
-@pytest.fixture
-def resilient(place) -> ResilientResource:
-    """A resource on an empty store, one of each kind."""
-    url, options = place
-    return ResilientResource(url=url, storage_options=options)
-
-
-def run(assets, resilient, **options) -> dg.ExecuteInProcessResult:
-    """Materialize in this process."""
-    resources = {"resilient": resilient, "io_manager": ResilientIOManager(resilient=resilient)}
-    return dg.materialize(assets, resources=resources, raise_on_error=False, **options)
-
-
 def of_range(texts: list[str]) -> dict[str, str]:
     """Tags of a run over all these partitions."""
     return {"dagster/asset_partition_range_start": texts[0], "dagster/asset_partition_range_end": texts[-1]}
-
-
-def failure_of(result: dg.ExecuteInProcessResult) -> str:
-    """The errors of a run that failed, as text."""
-    return "\n".join(str(event.event_specific_data) for event in result.all_events if event.is_failure)
 
 
 def own_key(definition: dg.PartitionsDefinition, name: Any = "up") -> dg.AssetsDefinition:

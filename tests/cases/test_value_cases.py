@@ -167,7 +167,7 @@ EITHER = {
     "C09 text of Arrow": (column(["a", None], pd.ArrowDtype(pa.string())), "'c'"),
     "C11 index of Arrow": (
         pd.DataFrame({"c": [1]}, index=pd.Index([[1]], dtype=pd.ArrowDtype(pa.list_(pa.int8())))),
-        "",
+        "index",
     ),
     "C12 objects": (pl.DataFrame({"c": pl.Series([object()], dtype=pl.Object)}), "'c'"),
     "C12 arrays without width": (pl.DataFrame({"c": pl.Series([[], []], dtype=pl.Array(pl.Int8, 0))}), "'c'"),

@@ -20,6 +20,7 @@ from dagster_resilient.errors import IntegrityError, SchemaVersionError
 from dagster_resilient.state import _processes, _sidecar
 from dagster_resilient.state._sidecar_pipe import LONGEST_LINE, as_lines
 from dagster_resilient.state._sidecar_pipe import plain as as_plain
+from dagster_resilient.state._sidecar_registry import Registry
 from dagster_resilient.state.heartbeat import (
     Beat,
     LiveName,
@@ -336,6 +337,35 @@ def test_a_forked_child_cannot_close_the_sidecar_of_its_parent(tmp_path: Path) -
     assert sidecar._child is not None
     assert sidecar._child.poll() is None
     sidecar.close()
+
+
+class Closed:
+    """A sidecar whose end is noted."""
+
+    def __init__(self, registry: Registry[Closed]) -> None:
+        self.registry = registry
+
+    def close(self) -> None:
+        """Leave the registry, as a sidecar does."""
+        self.registry.forget(self)
+
+
+def test_one_may_be_closed_by_a_thread_for_which_the_start_of_another_one_waits() -> None:
+    """The garbage collector closes a dropped one in any thread: also in the one that `start` has just begun."""
+    registry: Registry[Closed] = Registry()
+    dropped = registry.get(("store", "run", "step"), lambda: Closed(registry))
+    ended: list[bool] = []
+
+    def started() -> Closed:
+        thread = threading.Thread(target=dropped.close, daemon=True)
+        thread.start()
+        thread.join(10)
+        ended.append(not thread.is_alive())
+        return Closed(registry)
+
+    registry.get(("store", "other run", "step"), started)
+    assert ended == [True]
+    assert registry.get(("store", "run", "step"), lambda: Closed(registry)) is not dropped
 
 
 def test_the_sidecar_loads_nothing_heavy() -> None:
